@@ -1,1 +1,48 @@
-"""The client."""
+"""The library in a TensorRT-LLM worker: asks the sidecar about each request and builds engine parameters.
+
+Begin with `RoutingHintClient.from_env` and `EngineProfile.lazy`. `worker_client.testing` has what a worker's
+own tests need. Nothing here imports the sidecar.
+"""
+
+from worker_client.client import PendingPlan, RoutingHintClient
+from worker_client.config import Affinity, ClientConfig
+from worker_client.engine import EngineProfile, EngineSource, EngineTypes
+from worker_client.errors import ConfigurationError, RoutingHintsError
+from worker_client.model import (
+    AdpRouter,
+    Answer,
+    Decision,
+    EngineDialect,
+    FinishOutcome,
+    IdentitySource,
+    Origin,
+    Phase,
+    RankDirective,
+    RankSource,
+    RequestKind,
+)
+from worker_client.plan import Plan
+
+__all__ = [
+    "AdpRouter",
+    "Affinity",
+    "Answer",
+    "ClientConfig",
+    "ConfigurationError",
+    "Decision",
+    "EngineDialect",
+    "EngineProfile",
+    "EngineSource",
+    "EngineTypes",
+    "FinishOutcome",
+    "IdentitySource",
+    "Origin",
+    "PendingPlan",
+    "Phase",
+    "Plan",
+    "RankDirective",
+    "RankSource",
+    "RequestKind",
+    "RoutingHintClient",
+    "RoutingHintsError",
+]

@@ -1,0 +1,71 @@
+"""The stream RPC with types, and gRPC's errors as reason tokens: the only importer of generated services."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import grpc
+
+from routing_hints.v1 import service_pb2, service_pb2_grpc
+
+CHANNEL_OPTIONS = (
+    # The sidecar is on this machine: no proxy of the environment belongs between.
+    ("grpc.enable_http_proxy", 0),
+    # A channel of its own, so that another client's failures don't delay ours.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+)
+
+
+class EnrichCall(Protocol):
+    """One open EnrichStream."""
+
+    async def write(self, request: service_pb2.EnrichStreamRequest) -> None:
+        """Sends one message; waits while the peer does not read."""
+
+    async def done_writing(self) -> None:
+        """Says that nothing more will be written."""
+
+    async def read(self) -> Any:
+        """Returns the next `EnrichStreamResponse`, or `grpc.aio.EOF`."""
+
+    async def code(self) -> grpc.StatusCode:
+        """Returns the status that the call ended with."""
+
+    async def details(self) -> str:
+        """Returns the text of that status."""
+
+    def cancel(self) -> bool:
+        """Ends the call."""
+
+
+def open_stream(channel: grpc.aio.Channel) -> EnrichCall:
+    """Opens an EnrichStream on `channel`."""
+    stub: Any = service_pb2_grpc.RoutingHintsServiceStub(channel)
+    call: EnrichCall = stub.EnrichStream()
+    return call
+
+
+async def describe_end(call: EnrichCall) -> str:
+    """Returns a reason token for the end of `call`, once it has ended.
+
+    gRPC reports a failed connect as UNAVAILABLE and names the system's error in the text only.
+    """
+    code = await call.code()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        details = await call.details() or ""
+        for text, token in (
+            ("Permission denied", "permission-denied"),
+            ("No such file", "socket-missing"),
+            ("refused", "connection-refused"),
+            ("draining", "sidecar-draining"),
+        ):
+            if text in details:
+                return token
+        return "connection-lost"
+    if code is grpc.StatusCode.OK:
+        return "stream-ended"
+    return f"grpc-{code.name.lower().replace('_', '-')}"

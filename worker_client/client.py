@@ -1,0 +1,280 @@
+"""The client: asks the sidecar about each request, and decides itself when that is silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Mapping
+from types import TracebackType
+from typing import Any
+
+from worker_client.announcement import Announcer
+from worker_client.config import Affinity, ClientConfig
+from worker_client.engine import EngineProfile, EngineSource
+from worker_client.engine_params import is_rank_valid
+from worker_client.errors import ConfigurationError
+from worker_client.gate import GatedEngine, apply_gate
+from worker_client.journal import Journal
+from worker_client.local_rule import resolve_locally
+from worker_client.lru import LruMap
+from worker_client.memory import Memory, make_key
+from worker_client.model import Answer, FinishOutcome, Origin, Phase, RankDirective, RequestKind
+from worker_client.plan import Plan
+from worker_client.question import Question
+from worker_client.request import RequestFacts, read_request
+from worker_client.stats import Stats
+from worker_client.transport import MAX_ENGINES, Transport
+
+_FORWARD = Answer(RankDirective.FORWARD, Origin.FORWARDED)
+
+
+class RoutingHintClient:
+    """One worker's client. Use it as an async context manager, in the loop that serves requests.
+
+    It fails open: whatever happens to the sidecar, a plan is there within the deadlines of `ClientConfig`,
+    and at worst forwards what the router chose.
+    """
+
+    def __init__(self, config: ClientConfig, *, engine: EngineSource | None = None) -> None:
+        """Prepares a client; nothing is connected before it is entered or first asked.
+
+        Args:
+            config: the settings.
+            engine: the worker's engine, if it exists already, so that settings which can never act on it
+                are refused here rather than logged later.
+
+        Raises:
+            ConfigurationError: a setting can never act on `engine`.
+        """
+        self._config = config
+        self._stats = Stats()
+        self._announcer = Announcer()
+        self._memory = Memory(config.memory_entries)
+        self._gated: LruMap[str, GatedEngine] = LruMap(MAX_ENGINES)
+        self._transport = self._make_transport()
+        self._journal = Journal(
+            stats=self._stats,
+            announcer=self._announcer,
+            transport=self._transport,
+            max_conversations=config.memory_entries,
+        )
+        self._is_closed = False
+        profile = engine.current() if engine is not None else None
+        if profile is not None:
+            gated = apply_gate(config, profile)
+            if gated.is_fault_fatal:
+                raise ConfigurationError([gated.fault])
+
+    @classmethod
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, *, engine: EngineSource | None = None
+    ) -> RoutingHintClient:
+        """Returns a client with the settings of the environment; see `ClientConfig.from_env`.
+
+        Raises:
+            ConfigurationError: a setting is malformed, or can never act on `engine`.
+        """
+        return cls(ClientConfig.from_env(environ), engine=engine)
+
+    def _make_transport(self) -> Transport:
+        return Transport(self._config, stats=self._stats, announcer=self._announcer, on_answer=self._remember)
+
+    async def __aenter__(self) -> RoutingHintClient:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Starts connecting in the background, in the running loop. Idempotent."""
+        if self._config.affinity is not Affinity.OFF:
+            self._transport.start()
+
+    async def close(self) -> None:
+        """Sends the ends of requests that are still unsent and disconnects. Later plans are forwarded."""
+        self._is_closed = True
+        await self._transport.close()
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Returns the counters of docs/reference.md: name to label to count."""
+        return self._stats.snapshot()
+
+    def plan(
+        self,
+        request: object,
+        context: object = None,
+        *,
+        phase: Phase,
+        engine: EngineSource,
+        headers: object = None,
+        body: object = None,
+        tenant: str | None = None,
+        kind: RequestKind | None = None,
+    ) -> PendingPlan:
+        """Returns the plan of one request on one leg, to be entered by `async with` or awaited.
+
+        Entering and awaiting never raise (but for the cancellation of the caller) and never wait longer than
+        `ClientConfig.unknown_timeout_s`. Leaving the block ends the request without waiting. A plan that was
+        awaited is ended by `plan.finish()`.
+
+        Args:
+            request: Dynamo's request dict, or any mapping of that shape; read, never changed.
+            context: Dynamo's context, or None.
+            phase: the leg.
+            engine: the engine that will run the request.
+            headers: HTTP headers, a mapping or a sequence of pairs, where the worker has them.
+            body: the HTTP body as a mapping, where the worker has it.
+            tenant: whose request it is; by default its cache salt, or header `x-tenant-id`.
+            kind: what the request is for; by default read from the request.
+        """
+
+        def read() -> RequestFacts:
+            return read_request(
+                request, context, phase=phase, headers=headers, body=body, tenant=tenant, kind=kind
+            )
+
+        return PendingPlan(self, read, engine)
+
+    async def _decide(self, read: Callable[[], RequestFacts], source: EngineSource) -> Plan:
+        """Returns the plan of one request. Raises nothing but the caller's cancellation."""
+        facts = RequestFacts()
+        gated: GatedEngine | None = None
+        question: Question | None = None
+        try:
+            facts = read()
+            engine = source.current()
+            if engine is None:
+                return self._forward(facts, gated, "engine-not-ready")
+            gated = self._gate(engine)
+            self._check_router_rank(facts, gated.profile)
+            if closed := gated.closed or self._closed_reason(facts):
+                return self._forward(facts, gated, closed)
+            question = self._make_question(facts, gated.profile)
+            answer, reason = await self._ask(question)
+        except (asyncio.CancelledError, GeneratorExit):
+            if question is not None:
+                self._journal.report_cancelled(question)
+            raise
+        except Exception as error:  # noqa: BLE001  no defect of ours may become the request's
+            self._journal.on_defect(error)
+            return self._forward(facts, gated, "client-defect", question)
+        self._stats.count("plans", answer.origin.value)
+        return self._make_plan(facts, answer, gated, question, reason)
+
+    def _forward(
+        self, facts: RequestFacts, gated: GatedEngine | None, reason: str, question: Question | None = None
+    ) -> Plan:
+        self._stats.count("plans", Origin.FORWARDED.value)
+        self._stats.count("not_asked", reason)
+        return self._make_plan(facts, _FORWARD, gated, question, reason)
+
+    def _make_plan(
+        self,
+        facts: RequestFacts,
+        answer: Answer,
+        gated: GatedEngine | None,
+        question: Question | None,
+        reason: str,
+    ) -> Plan:
+        return Plan(
+            facts=facts,
+            answer=answer,
+            gated=gated,
+            question=question,
+            reason=reason,
+            listener=self._journal,
+        )
+
+    def _gate(self, engine: EngineProfile) -> GatedEngine:
+        gated = self._gated.get(engine.instance_id)
+        if gated is None:
+            gated = apply_gate(self._config, engine)
+            self._gated.put(engine.instance_id, gated)
+            if gated.fault:
+                self._announcer.announce_fault(gated.fault, is_fatal=gated.is_fault_fatal)
+        return gated
+
+    def _closed_reason(self, facts: RequestFacts) -> str:
+        if facts.kind is not RequestKind.NORMAL:
+            return f"kind-{facts.kind.name.lower().replace('_', '-')}"
+        if facts.phase is Phase.UNSPECIFIED:
+            return "phase-unknown"
+        return "client-closed" if self._is_closed else ""
+
+    def _check_router_rank(self, facts: RequestFacts, engine: EngineProfile) -> None:
+        if facts.router_rank is not None and not is_rank_valid(facts.router_rank, engine):
+            facts.router_rank = None
+            facts.notices.append("router-rank-out-of-range")
+        if "router-rank-out-of-range" in facts.notices:
+            self._stats.count("router_rank_dropped")
+            self._announcer.announce_bad_rank("router-rank-out-of-range")
+
+    def _make_question(self, facts: RequestFacts, engine: EngineProfile) -> Question:
+        loop = asyncio.get_running_loop()
+        key = make_key(facts, engine, self._transport.policy)
+        known_rank = self._memory.bound_rank(key)
+        return Question(
+            facts=facts,
+            engine=engine,
+            known_rank=known_rank if is_rank_valid(known_rank, engine) else None,
+            key=key,
+            reply=loop.create_future(),
+            asked_at_s=loop.time(),
+        )
+
+    async def _ask(self, question: Question) -> tuple[Answer, str]:
+        """Returns the sidecar's answer, or the client's own with the reason for it."""
+        self._transport.start()
+        remembered = self._memory.recall(question.key, self._transport.policy)
+        reason = self._transport.ask(question)
+        if not reason:
+            limit_s = self._config.unknown_timeout_s if remembered is None else self._config.known_timeout_s
+            answer = await question.wait(limit_s)
+            if answer is not None:
+                return answer, ""
+            reason = "sidecar-late" if question.is_late else "sidecar-gave-no-answer"
+        self._stats.count("fail_open", reason)
+        if remembered is not None:
+            return remembered, reason
+        if self._config.local_rule:
+            return resolve_locally(question.facts, question.engine, self._transport.policy), reason
+        return _FORWARD, reason
+
+    def _remember(self, question: Question, answer: Answer) -> None:
+        self._memory.remember(question.key, answer, question.engine)
+
+
+class PendingPlan:
+    """A plan that was asked for: enter it with `async with`, or await it and call `finish` yourself."""
+
+    def __init__(
+        self, client: RoutingHintClient, read: Callable[[], RequestFacts], engine: EngineSource
+    ) -> None:
+        self._client = client
+        self._read = read
+        self._engine = engine
+        self._plan: Plan | None = None
+
+    def __await__(self) -> Generator[Any, None, Plan]:
+        return self._client._decide(self._read, self._engine).__await__()
+
+    async def __aenter__(self) -> Plan:
+        self._plan = await self
+        return self._plan
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Ends the request, without waiting: the block may be left in any task, or by the collector."""
+        if self._plan is None:
+            return
+        if error_type is None:
+            outcome = FinishOutcome.COMPLETED
+        elif issubclass(error_type, (asyncio.CancelledError, GeneratorExit)):
+            outcome = FinishOutcome.CANCELLED
+        else:
+            outcome = FinishOutcome.FAILED
+        self._plan.finish(outcome)

@@ -1,0 +1,175 @@
+"""Between the client's values and the contract's messages; with `_stub` the only module that knows these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from routing_hints.v1 import service_pb2, types_pb2
+from worker_client.engine import EngineProfile
+from worker_client.model import (
+    Answer,
+    ClientPolicy,
+    Decision,
+    FinishOutcome,
+    IdentitySource,
+    IdScope,
+    Origin,
+    Phase,
+    RankDirective,
+)
+from worker_client.request import MAX_RANK, RequestFacts, dig, read_text
+
+_DIRECTIVES = {int(member): member for member in RankDirective if member}
+_SOURCES = {int(member): member for member in IdentitySource if member}
+_DECISIONS = {int(member): member for member in Decision if member}
+_SCOPES = {int(member): member for member in IdScope if member}
+
+
+def encode_engine(engine: EngineProfile) -> types_pb2.EngineProfile:
+    """Returns the message of an engine profile."""
+    return types_pb2.EngineProfile(
+        instance_id=engine.instance_id,
+        dialect=int(engine.dialect),  # type: ignore[arg-type]
+        adp_router=int(engine.adp_router),  # type: ignore[arg-type]
+        rank_source=int(engine.rank_source),  # type: ignore[arg-type]
+        records_first_rank=engine.records_first_rank,
+        dp_size=min(max(engine.dp_size, 0), MAX_RANK + 1),
+        subagent_affinity=engine.subagent_affinity,
+        wants_conversation_id=engine.wants_conversation_id,
+        version=engine.version[:64],
+    )
+
+
+def fill_request(
+    message: service_pb2.EnrichRequest,
+    facts: RequestFacts,
+    policy: ClientPolicy,
+    *,
+    engine_pb: types_pb2.EngineProfile,
+    router_rank: int | None,
+    known_rank: int | None,
+) -> None:
+    """Fills in the question about one request.
+
+    Of headers, metadata and body only what the policy can read is sent: the rest of a request is nobody
+    else's business, and costs time.
+    """
+    message.request_id = facts.request_id
+    message.phase = int(facts.phase)  # type: ignore[assignment]
+    message.kind = int(facts.kind)  # type: ignore[assignment]
+    message.model = facts.model
+    message.tenant = facts.tenant
+    message.prompt_tokens = facts.prompt_tokens
+    message.traceparent = facts.traceparent
+    message.engine.CopyFrom(engine_pb)
+    if known_rank is not None:
+        message.known_rank = known_rank
+    if router_rank is not None:
+        message.hints.dp_rank = router_rank
+    if facts.router_prefill_rank is not None:
+        message.hints.prefill_dp_rank = facts.router_prefill_rank
+    _fill_identity(message.identity, facts, policy)
+
+
+def _fill_identity(identity: types_pb2.Identity, facts: RequestFacts, policy: ClientPolicy) -> None:
+    identity.conversation_id = facts.conversation_id
+    agent = facts.agent_context
+    if agent is not None:
+        message = identity.agent_context
+        message.session_id = agent.session_id
+        message.parent_session_id = agent.parent_session_id
+        message.trajectory_id = agent.trajectory_id
+        message.parent_trajectory_id = agent.parent_trajectory_id
+        if agent.session_final is not None:
+            message.session_final = agent.session_final
+    control = facts.session_control
+    if control is not None:
+        identity.session_control.session_id = control.session_id
+        identity.session_control.action = control.action
+        identity.session_control.timeout = control.timeout
+    for name in policy.headers:
+        if value := facts.headers.get(name):
+            identity.headers[name] = value
+    for name in policy.metadata:
+        if value := read_text(facts.metadata.get(name), facts.notices):
+            identity.metadata[name] = value
+    for name in policy.body:
+        if value := read_text(dig(facts.body, name), facts.notices):
+            identity.body[name] = value
+    identity.annotations.extend(entry for entry in facts.annotations if entry.startswith(policy.annotations))
+
+
+def decode_answer(response: service_pb2.EnrichResponse) -> Answer:
+    """Returns the answer in a response; an unknown directive is FORWARD, as the contract says."""
+    hints = response.hints
+    directive = _DIRECTIVES.get(response.rank_directive, RankDirective.FORWARD)
+    return Answer(
+        directive=directive,
+        origin=Origin.SIDECAR,
+        conversation_id=hints.conversation_id or None,
+        affinity_key=hints.affinity_key or None,
+        dp_rank=hints.dp_rank if directive is RankDirective.PLACE and hints.HasField("dp_rank") else None,
+        source=_SOURCES.get(response.source, IdentitySource.NONE),
+        source_detail=response.source_detail,
+        decision=_DECISIONS.get(response.decision, Decision.NONE),
+        decision_id=response.decision_id,
+        conversation_hash=response.conversation_hash,
+        policy_revision=response.policy_revision,
+        notices=tuple(response.notices),
+    )
+
+
+def decode_policy(policy: service_pb2.ClientPolicy) -> ClientPolicy:
+    """Returns what the sidecar's policy lets the client do; carriers that it does not know end its list."""
+    structured = (
+        IdentitySource.CONVERSATION_ID,
+        IdentitySource.AGENT_CONTEXT,
+        IdentitySource.SESSION_CONTROL,
+    )
+    return ClientPolicy(
+        revision=policy.revision,
+        local_sources=tuple(_take_known(policy.local_sources, structured)),
+        scope=_SCOPES.get(policy.scope, IdScope.ALL if policy.scope else IdScope.WEAK),
+        headers=tuple(policy.identity_headers),
+        metadata=tuple(policy.identity_metadata),
+        body=tuple(policy.identity_body),
+        annotations=tuple(policy.identity_annotations),
+        log_plain_ids=policy.log_plain_ids,
+    )
+
+
+def _take_known(numbers: Iterable[int], known: tuple[IdentitySource, ...]) -> Iterable[IdentitySource]:
+    for number in numbers:
+        source = _SOURCES.get(number)
+        if source not in known:
+            return
+        yield source
+
+
+def encode_finish(
+    *,
+    request_id: str,
+    phase: Phase,
+    decision_id: str,
+    outcome: FinishOutcome,
+    applied_directive: RankDirective,
+    id_attached: bool,
+    local_reason: str,
+    observed_rank: int | None,
+    cached_tokens: int | None,
+) -> service_pb2.Finish:
+    """Returns the message for the end of one request; the stream adds what names it there."""
+    message = service_pb2.Finish(
+        request_id=request_id,
+        phase=int(phase),  # type: ignore[arg-type]
+        decision_id=decision_id,
+        outcome=int(outcome),  # type: ignore[arg-type]
+        applied_directive=int(applied_directive),  # type: ignore[arg-type]
+        id_attached=id_attached,
+        local_reason=local_reason,
+    )
+    if observed_rank is not None:
+        message.observed_dp_rank = observed_rank
+    if cached_tokens is not None:
+        message.cached_tokens = cached_tokens
+    return message

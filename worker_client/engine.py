@@ -1,0 +1,198 @@
+"""What the client knows of the engine in its process, read from what is importable and from its config."""
+
+from __future__ import annotations
+
+import importlib
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from worker_client.model import AdpRouter, EngineDialect, RankSource
+
+_AFFINITY_FIELD = "kv_cache_routing_conversation_affinity"
+_KV_AWARE_FIELD = "enable_kv_cache_aware_routing"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTypes:
+    """The installed TensorRT-LLM's classes that engine parameters are built from; None where it lacks one."""
+
+    scheduling_params: type[Any] | None = None
+    conversation_params: type[Any] | None = None
+    disaggregated_params: type[Any] | None = None
+
+    @classmethod
+    def find(cls) -> EngineTypes:
+        """Returns what the installed release has; nothing where TensorRT-LLM can't be imported."""
+        return cls(
+            scheduling_params=_find("tensorrt_llm.scheduling_params", "SchedulingParams"),
+            conversation_params=_find("tensorrt_llm.llmapi", "ConversationParams"),
+            disaggregated_params=_find("tensorrt_llm.llmapi", "DisaggregatedParams"),
+        )
+
+
+class EngineSource(Protocol):
+    """Gives the profile of the engine behind a request."""
+
+    def current(self) -> EngineProfile | None:
+        """Returns the profile, or None while the engine does not exist yet. Never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """One engine: how it can be told a conversation, and how it places requests.
+
+    Attributes:
+        dialect: how a conversation id can be attached.
+        adp_router: the engine's attention-DP router.
+        rank_source: who chooses the rank, where the environment does not say.
+        dp_size: number of attention-DP ranks, 0 if unknown.
+        records_first_rank: whether its conversation router records an explicit first rank
+            (NVIDIA/TensorRT-LLM#16815); no release says so of itself, so the operator does.
+        subagent_affinity: whether `SchedulingParams` has `subagent_affinity_id`.
+        wants_conversation_id: whether its KV block-reuse policy is per conversation.
+        version: the installed release, for people.
+        instance_id: a nonce of this engine start.
+        types: the classes to build parameters from.
+    """
+
+    dialect: EngineDialect = EngineDialect.RANK_ONLY
+    adp_router: AdpRouter = AdpRouter.UNKNOWN
+    rank_source: RankSource = RankSource.UNSPECIFIED
+    dp_size: int = 0
+    records_first_rank: bool = False
+    subagent_affinity: bool = False
+    wants_conversation_id: bool = False
+    version: str = ""
+    instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    types: EngineTypes = field(default_factory=EngineTypes.find)
+
+    def current(self) -> EngineProfile:
+        """Returns itself."""
+        return self
+
+    @classmethod
+    def detect(cls, llm: object, *, records_first_rank: bool = False) -> EngineProfile:
+        """Returns the profile of a TensorRT-LLM `LLM` object, reading `llm.args`. Never raises.
+
+        Config objects may be dataclasses, pydantic models or mappings; only a real True counts. The
+        conversation router wins over the KV-cache-aware one where both are configured, and the latter needs
+        block reuse, as in the engine's own choice. Source: `ADPRouter.create` and `AttentionDpConfig` of
+        NVIDIA/TensorRT-LLM.
+        """
+        types = EngineTypes.find()
+        args = _read(llm, "args")
+        config = _read(args, "attention_dp_config")
+        conversation_fields = _field_names(types.disaggregated_params)
+        if types.conversation_params is not None:
+            dialect = EngineDialect.CONVERSATION_PARAMS
+        elif "conversation_id" in conversation_fields and _AFFINITY_FIELD in _field_names(config):
+            dialect = EngineDialect.DISAGGREGATED_PARAMS
+        else:
+            dialect = EngineDialect.RANK_ONLY
+        reuse = _read(_read(args, "kv_cache_config"), "block_reuse_config")
+        return cls(
+            dialect=dialect,
+            adp_router=_adp_router(args, config),
+            dp_size=_dp_size(args),
+            records_first_rank=records_first_rank,
+            subagent_affinity="subagent_affinity_id" in _field_names(types.scheduling_params),
+            wants_conversation_id=_read(reuse, "policy") == "per_conversation"
+            and dialect is not EngineDialect.RANK_ONLY,
+            version=_installed_version(),
+            types=types,
+        )
+
+    @staticmethod
+    def lazy(get_llm: Callable[[], object], *, records_first_rank: bool = False) -> EngineSource:
+        """Returns a profile that is detected once `get_llm` first returns an engine.
+
+        Until then, that is while it returns None or raises, requests are forwarded with reason
+        `engine-not-ready`.
+        """
+        return _LazyProfile(get_llm, records_first_rank)
+
+
+class _LazyProfile:
+    def __init__(self, get_llm: Callable[[], object], records_first_rank: bool) -> None:
+        self._get_llm = get_llm
+        self._records_first_rank = records_first_rank
+        self._profile: EngineProfile | None = None
+
+    def current(self) -> EngineProfile | None:
+        if self._profile is None:
+            try:
+                llm = self._get_llm()
+            except Exception:  # noqa: BLE001  a half-built worker may raise anything here
+                return None
+            if llm is not None and _read(llm, "args") is not None:
+                self._profile = EngineProfile.detect(llm, records_first_rank=self._records_first_rank)
+        return self._profile
+
+
+def with_gate(profile: EngineProfile, adp_router: AdpRouter, rank_source: RankSource) -> EngineProfile:
+    """Returns `profile` as the gate wants it seen, keeping its instance."""
+    return replace(profile, adp_router=adp_router, rank_source=rank_source)
+
+
+def _adp_router(args: object, config: object) -> AdpRouter:
+    if args is None:
+        return AdpRouter.UNKNOWN
+    backend = _read(args, "backend")
+    if _read(args, "enable_attention_dp") is False or backend not in (None, "pytorch"):
+        return AdpRouter.DEFAULT
+    if _read(args, "enable_attention_dp") is not True:
+        return AdpRouter.UNKNOWN
+    if _read(config, _AFFINITY_FIELD) is True:
+        return AdpRouter.CONVERSATION
+    if _read(config, _KV_AWARE_FIELD) is True:
+        reuse_off = _read(_read(args, "kv_cache_config"), "enable_block_reuse") is False
+        return AdpRouter.DEFAULT if reuse_off else AdpRouter.KV_CACHE_AWARE
+    return AdpRouter.DEFAULT
+
+
+def _dp_size(args: object) -> int:
+    """Returns the number of attention-DP ranks: the tensor-parallel size where attention DP is on."""
+    attention_dp = _read(args, "enable_attention_dp")
+    if attention_dp is False:
+        return 1
+    size = _read(args, "tensor_parallel_size")
+    if attention_dp is True and isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    return 0
+
+
+def _read(holder: object, name: str) -> Any:
+    """Returns a field of a config object or mapping, None where there is none or reading it fails."""
+    if holder is None:
+        return None
+    try:
+        return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+    except Exception:  # noqa: BLE001  a config property may raise anything; unreadable is unknown
+        return None
+
+
+def _field_names(holder: object) -> frozenset[str]:
+    """Returns the field names of a dataclass, a pydantic model (class or object) or a mapping."""
+    if isinstance(holder, Mapping):
+        return frozenset(key for key in holder if isinstance(key, str))
+    declared = getattr(holder, "__dataclass_fields__", None) or getattr(
+        holder if isinstance(holder, type) else type(holder), "model_fields", None
+    )
+    return frozenset(declared or getattr(holder, "__dict__", None) or ())
+
+
+def _find(module: str, name: str) -> type[Any] | None:
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception:  # noqa: BLE001  importing an engine can fail in any way, not only by ImportError
+        return None
+    return found if isinstance(found, type) else None
+
+
+def _installed_version() -> str:
+    try:
+        return str(getattr(importlib.import_module("tensorrt_llm"), "__version__", ""))
+    except Exception:  # noqa: BLE001  see _find
+        return ""

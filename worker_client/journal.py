@@ -1,0 +1,97 @@
+"""What becomes of plans: counted, announced, and reported to the sidecar."""
+
+from __future__ import annotations
+
+from worker_client import codec
+from worker_client.announcement import Announcer
+from worker_client.engine_params import EngineParams
+from worker_client.model import FinishOutcome, RankDirective
+from worker_client.observation import Effect, RankTracker
+from worker_client.plan import Plan
+from worker_client.question import Question
+from worker_client.stats import Stats
+from worker_client.transport import Transport
+
+_BY_OPERATOR = frozenset({"outside-rollout"})
+"""Reasons for attaching no id that are the operator's will and nothing to warn about."""
+
+
+class Journal:
+    """Hears of every plan, as its `PlanListener`."""
+
+    def __init__(
+        self, *, stats: Stats, announcer: Announcer, transport: Transport, max_conversations: int
+    ) -> None:
+        self._stats = stats
+        self._announcer = announcer
+        self._transport = transport
+        self._tracker = RankTracker(max_conversations)
+
+    def on_params(self, plan: Plan, params: EngineParams) -> None:
+        """Counts and announces what goes out."""
+        self._stats.count("applied", params.applied_directive.name.lower())
+        if params.reason:
+            self._stats.count("differs", params.reason)
+        if plan.gated is None:
+            return
+        if params.id_attached:
+            self._stats.count("id_attached", plan.phase.name.lower())
+            plain = self._transport.policy.log_plain_ids
+            self._announcer.announce_active(
+                plan.phase, plan.answer, plan.gated.profile, params, plain_ids=plain
+            )
+        elif plan.conversation_hash:
+            reason = params.reason or next(iter(plan.answer.notices), "") or "adp-router-pins-nothing"
+            self._stats.count("id_not_attached", reason)
+            if plan.gated.is_affinity_wanted and reason not in _BY_OPERATOR:
+                self._announcer.announce_inactive(plan.phase, plan.answer, reason)
+
+    def on_finish(self, plan: Plan, outcome: FinishOutcome) -> None:
+        """Reports the end of a request, and announces what it shows."""
+        self._stats.count("finished", outcome.name.lower())
+        observed = plan.observation
+        effect = self._tracker.track(plan.phase, plan.conversation_hash, observed)
+        self._stats.count("effect", f"{plan.applied_directive.name.lower()}/{effect.value}")
+        if plan.question is not None:
+            self._report(plan.question, plan, outcome)
+        if plan.params is None or not plan.params.id_attached:
+            return
+        if effect is Effect.SAME and observed.rank is not None:
+            self._announcer.announce_confirmed(plan.phase, plan.answer, observed.rank)
+        if self._tracker.is_moving(plan.phase):
+            self._announcer.announce_not_honoured(plan.phase)
+
+    def on_defect(self, error: Exception) -> None:
+        """Counts and logs a defect that the request did not feel."""
+        self._stats.count("defects", type(error).__name__)
+        self._announcer.announce_defect(error)
+
+    def report_cancelled(self, question: Question) -> None:
+        """Reports a request whose caller went away while it was asked about."""
+        self._stats.count("finished", "cancelled")
+        finish = codec.encode_finish(
+            request_id=question.facts.request_id,
+            phase=question.facts.phase,
+            decision_id="",
+            outcome=FinishOutcome.CANCELLED,
+            applied_directive=RankDirective.UNSPECIFIED,
+            id_attached=False,
+            local_reason="cancelled-while-asking",
+            observed_rank=None,
+            cached_tokens=None,
+        )
+        self._transport.finish(question, finish)
+
+    def _report(self, question: Question, plan: Plan, outcome: FinishOutcome) -> None:
+        finish = codec.encode_finish(
+            request_id=question.facts.request_id,
+            phase=question.facts.phase,
+            decision_id=plan.answer.decision_id,
+            outcome=outcome,
+            applied_directive=plan.applied_directive,
+            id_attached=plan.params is not None and plan.params.id_attached,
+            local_reason=(plan.params.reason if plan.params is not None else "") or plan.reason,
+            observed_rank=plan.observation.rank,
+            cached_tokens=plan.observation.cached_tokens,
+        )
+        self._transport.finish(question, finish)

@@ -1,0 +1,302 @@
+"""Reads what a worker was handed, in the shape of Dynamo's `PreprocessedRequest` of releases 1.1 to 1.6.
+
+Nothing here raises or changes what it reads: every field may be missing, null or of another type.
+Source of the shapes: requests captured at real workers, tests/data/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from worker_client.model import Phase, RequestKind
+
+MAX_VALUE_BYTES = 16_384
+MAX_ENTRIES = 256
+HEALTH_CHECK_KEY = "_HEALTH_CHECK"
+"""Marks a probe of Dynamo's health check. Source: dynamo.health_check of Dynamo 1.6.1."""
+MAX_RANK = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """Dynamo's `agent_context`; empty strings where it has no text."""
+
+    session_id: str = ""
+    parent_session_id: str = ""
+    session_final: bool | None = None
+    trajectory_id: str = ""
+    parent_trajectory_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionControl:
+    """Dynamo's `routing.session_control`; `timeout` in seconds, 0 if not given."""
+
+    session_id: str = ""
+    action: str = ""
+    timeout: int = 0
+
+
+@dataclass(slots=True)
+class RequestFacts:
+    """What one request says that a decision may need.
+
+    Attributes:
+        router_rank: the attention-DP rank that the router chose for this leg; not yet held against dp_size.
+        prefill_rank: the rank that computed the prompt, as the prefill worker handed it over (decode only).
+        prefill_instance: the prefill worker behind `prefill_rank`, empty if unknown.
+        prefill_cached_tokens: prompt tokens that the prefill engine found in its cache (decode only).
+        notices: tokens for what was dropped while reading.
+    """
+
+    phase: Phase = Phase.UNSPECIFIED
+    kind: RequestKind = RequestKind.NORMAL
+    request_id: str = ""
+    model: str = ""
+    tenant: str = ""
+    prompt_tokens: int = 0
+    traceparent: str = ""
+    conversation_id: str = ""
+    agent_context: AgentContext | None = None
+    session_control: SessionControl | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    metadata: Mapping[Any, Any] = field(default_factory=dict)
+    annotations: tuple[str, ...] = ()
+    body: Mapping[Any, Any] = field(default_factory=dict)
+    router_rank: int | None = None
+    router_prefill_rank: int | None = None
+    prefill_rank: int | None = None
+    prefill_instance: str = ""
+    prefill_cached_tokens: int | None = None
+    notices: list[str] = field(default_factory=list)
+
+
+def read_request(
+    request: object,
+    context: object,
+    *,
+    phase: object,
+    headers: object = None,
+    body: object = None,
+    tenant: object = None,
+    kind: object = None,
+) -> RequestFacts:
+    """Returns the facts of one request; see `RoutingHintClient.plan` for the arguments."""
+    source = as_mapping(request)
+    routing = as_mapping(source.get("routing"))
+    agent = as_mapping(source.get("agent_context"))
+    body_fields = as_mapping(body)
+    facts = RequestFacts()
+    text = _TextReader(facts.notices)
+    prefill_result = as_mapping(source.get("prefill_result"))
+    facts.phase = _read_phase(phase, bool(prefill_result))
+    facts.kind = _read_kind(kind, source)
+    facts.request_id = text.read(_call(context, "id"), limit=256)
+    facts.model = text.read(source.get("model") or body_fields.get("model"), limit=1024)
+    facts.prompt_tokens = _count_tokens(source.get("token_ids"))
+    facts.headers = _read_headers(text, headers, agent.get("agent_headers"))
+    facts.traceparent = text.read(_read_traceparent(context, facts.headers), limit=256)
+    facts.tenant = _read_tenant(text, tenant, source, routing, facts.headers)
+    params = as_mapping(body_fields.get("conversation_params") or source.get("conversation_params"))
+    facts.conversation_id = text.read(params.get("conversation_id"))
+    if agent:
+        final = agent.get("session_final")
+        facts.agent_context = AgentContext(
+            session_id=text.read(agent.get("session_id")),
+            parent_session_id=text.read(agent.get("parent_session_id")),
+            session_final=final if isinstance(final, bool) else None,
+            trajectory_id=text.read(agent.get("trajectory_id")),
+            parent_trajectory_id=text.read(agent.get("parent_trajectory_id")),
+        )
+    control = as_mapping(routing.get("session_control"))
+    if control:
+        facts.session_control = SessionControl(
+            session_id=text.read(control.get("session_id")),
+            action=text.read(control.get("action"), limit=64),
+            timeout=as_count(control.get("timeout"), most=2**63) or 0,
+        )
+    facts.metadata = as_mapping(getattr(context, "metadata", None))
+    facts.annotations = _read_annotations(text, source.get("annotations"))
+    facts.body = body_fields
+    facts.router_rank = _read_rank(routing.get("dp_rank"), facts.notices)
+    facts.router_prefill_rank = as_count(routing.get("prefill_dp_rank"), most=MAX_RANK)
+    if prefill_result:
+        _read_prefill_result(facts, prefill_result, routing)
+    return facts
+
+
+def as_mapping(value: object) -> Mapping[Any, Any]:
+    """Returns `value` if it is a mapping, also one that only behaves like it, else an empty one."""
+    if isinstance(value, Mapping):
+        return value
+    if value is not None and hasattr(value, "keys") and hasattr(value, "__getitem__"):
+        try:
+            return dict(cast(Mapping[Any, Any], value))
+        except Exception:  # noqa: BLE001  a foreign object may raise anything
+            return {}
+    return {}
+
+
+def as_count(value: object, *, most: int = 2**32 - 1) -> int | None:
+    """Returns `value` if it is a whole number from 0 to `most`, else None."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
+        return value
+    return None
+
+
+def dig(holder: object, path: str) -> object:
+    """Returns the value at a dotted path of nested mappings, None where there is none."""
+    for step in path.split("."):
+        holder = as_mapping(holder).get(step)
+    return holder
+
+
+class _TextReader:
+    """Turns foreign values into text that the contract can carry, noting what it had to drop."""
+
+    def __init__(self, notices: list[str]) -> None:
+        self._notices = notices
+
+    def read(self, value: object, *, limit: int = MAX_VALUE_BYTES) -> str:
+        """Returns `value` as text, empty where it is none or breaks a limit."""
+        if value is None:
+            return ""
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError:
+                return self._drop("value-not-utf8-dropped")
+        if not isinstance(value, str):
+            return self._drop("value-not-text-dropped")
+        if len(value) * 4 > limit:
+            try:
+                size = len(value.encode())
+            except UnicodeEncodeError:
+                return self._drop("value-not-utf8-dropped")
+            return value if size <= limit else self._drop("value-too-long-dropped")
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return self._drop("value-not-utf8-dropped")
+        return value
+
+    def note(self, notice: str) -> None:
+        """Notes that something was dropped, each thing once."""
+        if notice not in self._notices:
+            self._notices.append(notice)
+
+    def _drop(self, notice: str) -> str:
+        self.note(notice)
+        return ""
+
+
+def read_text(value: object, notices: list[str]) -> str:
+    """Returns `value` as text that the contract can carry, empty where it can't; notes what it drops."""
+    return _TextReader(notices).read(value)
+
+
+def _read_phase(phase: object, has_prefill_result: bool) -> Phase:
+    try:
+        known = Phase(cast(int, phase))
+    except (ValueError, TypeError):
+        return Phase.UNSPECIFIED
+    if known is Phase.DECODE and not has_prefill_result:
+        return Phase.AGGREGATED  # conditional disaggregation: this worker prefills for itself
+    return known
+
+
+def _read_kind(kind: object, source: Mapping[Any, Any]) -> RequestKind:
+    if source.get(HEALTH_CHECK_KEY) is True:
+        return RequestKind.HEALTH_CHECK
+    if kind is None:
+        return RequestKind.NORMAL
+    try:
+        return RequestKind(cast(int, kind)) or RequestKind.NORMAL
+    except (ValueError, TypeError):
+        return RequestKind.NORMAL
+
+
+def _call(holder: object, name: str) -> object:
+    try:
+        method = getattr(holder, name, None)
+        return method() if callable(method) else None
+    except Exception:  # noqa: BLE001  a foreign object may raise anything
+        return None
+
+
+def _count_tokens(token_ids: object) -> int:
+    if isinstance(token_ids, (bytes, bytearray, memoryview)):
+        return len(token_ids) // 4  # DYN_TOKEN_IDS_AS_BYTES packs them as 32-bit integers
+    try:
+        return min(len(token_ids), 2**32 - 1)  # type: ignore[arg-type]
+    except TypeError:
+        return 0
+
+
+def _read_headers(text: _TextReader, *given: object) -> dict[str, str]:
+    """Returns header names in lower case and their first value; earlier arguments win."""
+    headers: dict[str, str] = {}
+    for pairs in given:
+        for name, value in _header_pairs(pairs):
+            key = text.read(name, limit=256).lower()
+            if not key or key in headers:
+                continue
+            if len(headers) == MAX_ENTRIES:
+                text.note("headers-over-limit-dropped")
+                return headers
+            first = value[0] if isinstance(value, (list, tuple)) and value else value
+            headers[key] = text.read(None if isinstance(first, (list, tuple)) else first)
+    return headers
+
+
+def _header_pairs(pairs: object) -> Iterable[tuple[object, object]]:
+    if isinstance(pairs, (list, tuple)):
+        return [(pair[0], pair[1]) for pair in pairs if isinstance(pair, (tuple, list)) and len(pair) == 2]
+    return as_mapping(pairs).items()
+
+
+def _read_traceparent(context: object, headers: Mapping[str, str]) -> object:
+    return as_mapping(_call(context, "trace_headers")).get("traceparent") or headers.get("traceparent")
+
+
+def _read_tenant(
+    text: _TextReader,
+    tenant: object,
+    source: Mapping[Any, Any],
+    routing: Mapping[Any, Any],
+    headers: Mapping[str, str],
+) -> str:
+    salt = dig(source, "extra_args.nvext.cache_salt")
+    for value in (tenant, salt, routing.get("cache_salt"), headers.get("x-tenant-id")):
+        found = text.read(value)
+        if found:
+            return found
+    return ""
+
+
+def _read_annotations(text: _TextReader, annotations: object) -> tuple[str, ...]:
+    if not isinstance(annotations, (list, tuple)):
+        return ()
+    if len(annotations) > MAX_ENTRIES:
+        text.note("annotations-over-limit-dropped")
+    return tuple(filter(None, (text.read(entry) for entry in annotations[:MAX_ENTRIES])))
+
+
+def _read_rank(rank: object, notices: list[str]) -> int | None:
+    found = as_count(rank, most=MAX_RANK)
+    if found is None and rank is not None:
+        notices.append("router-rank-out-of-range")
+    return found
+
+
+def _read_prefill_result(
+    facts: RequestFacts, prefill_result: Mapping[Any, Any], routing: Mapping[Any, Any]
+) -> None:
+    params = as_mapping(prefill_result.get("disaggregated_params"))
+    facts.prefill_rank = as_count(params.get("ctx_dp_rank"), most=MAX_RANK)
+    worker = routing.get("prefill_worker_id") or params.get("worker_id")
+    facts.prefill_instance = str(worker) if isinstance(worker, (int, str)) else ""
+    facts.prefill_cached_tokens = as_count(dig(prefill_result, "prompt_tokens_details.cached_tokens"))

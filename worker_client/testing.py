@@ -1,0 +1,167 @@
+"""What a worker's own tests need: a client without a sidecar, and a sidecar of a few lines on a real socket.
+
+Neither decides as the real sidecar does. `FakeClient` tests what a worker does with its plans;
+`InProcessSidecar` tests it with gRPC in between.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
+from worker_client.announcement import Announcer
+from worker_client.client import RoutingHintClient
+from worker_client.config import ClientConfig
+from worker_client.engine import EngineProfile
+from worker_client.local_rule import resolve_locally
+from worker_client.model import Answer, ClientPolicy, Origin
+from worker_client.question import Question
+from worker_client.request import RequestFacts
+from worker_client.stats import Stats
+from worker_client.transport import Transport
+
+_REVISION = "in-process-sidecar"
+AnswerFunction = Callable[[RequestFacts, EngineProfile], "Answer | None"]
+
+
+def answer_structured_carriers(facts: RequestFacts, engine: EngineProfile) -> Answer:
+    """Returns what the client's local rule says, as if a sidecar had said it."""
+    return replace(resolve_locally(facts, engine, ClientPolicy()), origin=Origin.SIDECAR)
+
+
+class FakeClient(RoutingHintClient):
+    """A client that answers in process, at once.
+
+    Attributes:
+        questions: every question asked, in order.
+        finishes: the end of each of their requests, as it would be sent.
+    """
+
+    def __init__(
+        self, answer: AnswerFunction = answer_structured_carriers, *, config: ClientConfig | None = None
+    ) -> None:
+        """Prepares a client that answers with `answer`; None is a sidecar that is away."""
+        self.questions: list[Question] = []
+        self.finishes: list[service_pb2.Finish] = []
+        self._answer = answer
+        super().__init__(config or ClientConfig())
+
+    def _make_transport(self) -> Transport:
+        return _FakeTransport(self)
+
+    def take_question(self, question: Question) -> Answer | None:
+        """Records a question and returns its answer."""
+        self.questions.append(question)
+        return self._answer(question.facts, question.engine)
+
+
+class _FakeTransport(Transport):
+    def __init__(self, client: FakeClient) -> None:
+        super().__init__(
+            ClientConfig(), stats=Stats(), announcer=Announcer(), on_answer=lambda question, answer: None
+        )
+        self._client = client
+
+    def start(self) -> None:
+        """Has nothing to connect to."""
+
+    async def close(self) -> None:
+        """Has nothing to disconnect."""
+
+    def ask(self, question: Question) -> str:
+        answer = self._client.take_question(question)
+        question.stream_number = 1
+        if answer is None:
+            return "fake-silence"
+        question.reply.set_result(answer)
+        return ""
+
+    def finish(self, question: Question, finish: service_pb2.Finish) -> None:
+        self._client.finishes.append(finish)
+
+
+def attach_agent_session(request: service_pb2.EnrichRequest) -> service_pb2.EnrichResponse:
+    """Returns an answer that attaches `agent_context.session_id` and withholds the rank."""
+    session_id = request.identity.agent_context.session_id
+    if not session_id:
+        return service_pb2.EnrichResponse(
+            rank_directive=types_pb2.RANK_DIRECTIVE_FORWARD, source=types_pb2.IDENTITY_SOURCE_NONE
+        )
+    return service_pb2.EnrichResponse(
+        hints=types_pb2.RoutingHints(conversation_id=session_id, affinity_key=session_id),
+        rank_directive=types_pb2.RANK_DIRECTIVE_WITHHOLD,
+        source=types_pb2.IDENTITY_SOURCE_AGENT_CONTEXT,
+        source_detail="agent_context.session_id",
+        decision=types_pb2.DECISION_NONE,
+        conversation_hash="in-process-sidecar",
+        policy_revision=_REVISION,
+    )
+
+
+class InProcessSidecar:
+    """A gRPC server in the test's own loop that speaks the stream of the contract.
+
+    Attributes:
+        requests: every question that arrived.
+        finishes: every end of a request that arrived.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[service_pb2.EnrichRequest], service_pb2.EnrichResponse] = attach_agent_session,
+    ) -> None:
+        """Prepares a server that answers each question with `answer`."""
+        self.requests: list[service_pb2.EnrichRequest] = []
+        self.finishes: list[service_pb2.Finish] = []
+        self._answer = answer
+        self._folder = tempfile.TemporaryDirectory(prefix="routing-hints-")
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def target(self) -> str:
+        """Where it listens, as `ClientConfig.target` takes it."""
+        return f"unix://{Path(self._folder.name) / 'sidecar.sock'}"
+
+    async def __aenter__(self) -> InProcessSidecar:
+        server = grpc.aio.server()
+        servicer: Any = _StreamServicer(self)
+        service_pb2_grpc.add_RoutingHintsServiceServicer_to_server(servicer, server)
+        server.add_insecure_port(self.target.replace("unix://", "unix:"))
+        await server.start()
+        self._server = server
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=None)
+        self._folder.cleanup()
+
+    def reply(self, message: service_pb2.EnrichStreamRequest) -> service_pb2.EnrichStreamResponse:
+        """Returns the answers to one message, and records it."""
+        response = service_pb2.EnrichStreamResponse()
+        if message.HasField("hello"):
+            response.policy.revision = _REVISION
+        self.finishes.extend(message.finishes)
+        for item in message.items:
+            self.requests.append(item.request)
+            response.results.add(seq=item.seq, response=self._answer(item.request))
+        return response
+
+
+class _StreamServicer(service_pb2_grpc.RoutingHintsServiceServicer):  # type: ignore[misc]
+    def __init__(self, sidecar: InProcessSidecar) -> None:
+        self._sidecar = sidecar
+
+    async def EnrichStream(  # noqa: N802  the contract's name
+        self, request_iterator: AsyncIterator[service_pb2.EnrichStreamRequest], context: object
+    ) -> AsyncIterator[service_pb2.EnrichStreamResponse]:
+        async for message in request_iterator:
+            response = self._sidecar.reply(message)
+            if response.HasField("policy") or response.results:
+                yield response
