@@ -1,0 +1,50 @@
+# Every command of the README, of CI and of daily work. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := sidecar worker_client examples tests hatch_build.py
+RUN_DIR := run
+.DEFAULT_GOAL := help
+
+.PHONY: help setup run test demo lint proto wheel test-wheel clean
+
+help: ## Lists the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+# The generated modules are part of the install, so a change of proto/ installs again.
+$(VENV)/.installed: pyproject.toml hatch_build.py requirements/dev.txt $(shell find proto -name '*.proto')
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -r requirements/dev.txt -c requirements/lock.txt -e '.[sidecar]'
+	touch $@
+
+setup: $(VENV)/.installed ## Makes .venv with the project and its tools.
+
+run: setup ## Starts the sidecar on a socket and on loopback TCP, and says what to try.
+	@mkdir -p $(RUN_DIR)
+	@scripts/show-grpcurl-lines
+	@exec $(BIN)/routing-hint-sidecar serve --listen unix://$(CURDIR)/$(RUN_DIR)/sidecar.sock \
+	    --listen tcp://127.0.0.1:50051
+
+test: setup ## Runs every test.
+	$(BIN)/python -m pytest
+
+demo: setup ## Replays a captured conversation through client, sidecar and an engine stand-in.
+	@$(BIN)/python -m examples.replay
+
+lint: setup ## ruff, mypy strict, buf.
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	scripts/check-breaking $(BIN)/buf
+
+wheel: setup ## Builds sdist and wheel into dist/.
+	rm -rf dist
+	$(BIN)/python -m build -q --outdir dist
+
+test-wheel: wheel ## Tests the wheel, without the source tree, on every Python and protobuf/grpcio at hand.
+	scripts/test-wheel dist/*.whl
+
+clean: ## Removes what was built.
+	rm -rf $(VENV) .venv-* build dist generated $(RUN_DIR)
