@@ -1,0 +1,99 @@
+"""The decision about one engine request: a pure function of the request and the compiled policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sidecar.carrier import TENANT_HEADER, fold_header_names
+from sidecar.compiled import CompiledPolicy
+from sidecar.conversation import hash_conversation, make_conversation_id
+from sidecar.directive import rule_on
+from sidecar.identity import Claim, resolve_claim, trace_carriers
+from sidecar.model import (
+    Answer,
+    ConversationHash,
+    ConversationId,
+    Explanation,
+    IdentitySource,
+    IdScope,
+    Query,
+    RuleTrace,
+)
+
+
+def decide(query: Query, policy: CompiledPolicy) -> Answer:
+    """Returns the answer to one request; raises nothing, whatever the request holds."""
+    headers = fold_header_names(query.identity.headers)
+    return _answer(query, policy, headers)
+
+
+def explain(query: Query, policy: CompiledPolicy) -> Explanation:
+    """Returns the answer of `decide` with every carrier and every rule that was considered."""
+    headers = fold_header_names(query.identity.headers)
+    tenant = _find_tenant(query, headers, policy)
+
+    def hash_session(session_id: str) -> ConversationHash:
+        return hash_conversation(_name_conversation(session_id, tenant, policy))
+
+    rules: list[RuleTrace] = []
+    answer = _answer(query, policy, headers, rules)
+    carriers = trace_carriers(policy.carriers, query.identity, headers, hash_session)
+    return Explanation(answer, carriers, tuple(rules))
+
+
+def _answer(
+    query: Query,
+    policy: CompiledPolicy,
+    headers: Mapping[str, str],
+    tried: list[RuleTrace] | None = None,
+) -> Answer:
+    claim = resolve_claim(policy.carriers, query.identity, headers)
+    if claim is None:
+        ruling = rule_on(query, policy, "", tried)
+        return Answer(
+            directive=ruling.directive,
+            source=IdentitySource.NONE,
+            source_detail="",
+            conversation_hash=ConversationHash(""),
+            conversation_id=None,
+            affinity_key=None,
+            session_final=False,
+            notices=ruling.notices,
+            policy_revision=policy.revision,
+            identity_epoch=policy.identity_epoch,
+        )
+    tenant = _find_tenant(query, headers, policy)
+    conversation_id = _name_conversation(claim.session_id, tenant, policy)
+    ruling = rule_on(query, policy, conversation_id, tried)
+    attached = ruling.attaches_id
+    return Answer(
+        directive=ruling.directive,
+        source=claim.source,
+        source_detail=claim.name,
+        conversation_hash=hash_conversation(conversation_id),
+        conversation_id=conversation_id if attached else None,
+        affinity_key=_choose_affinity_key(query, policy, claim, tenant, conversation_id)
+        if attached
+        else None,
+        session_final=claim.final,
+        notices=ruling.notices,
+        policy_revision=policy.revision,
+        identity_epoch=policy.identity_epoch,
+    )
+
+
+def _find_tenant(query: Query, headers: Mapping[str, str], policy: CompiledPolicy) -> str:
+    if policy.scope is IdScope.OFF:
+        return ""
+    return query.tenant.strip() or headers.get(TENANT_HEADER, "").strip()
+
+
+def _name_conversation(session_id: str, tenant: str, policy: CompiledPolicy) -> ConversationId:
+    return make_conversation_id(session_id, tenant, policy.scope, derive_always=policy.derives_always)
+
+
+def _choose_affinity_key(
+    query: Query, policy: CompiledPolicy, claim: Claim, tenant: str, conversation_id: ConversationId
+) -> ConversationId:
+    by_parent = claim.parent_id and query.engine.subagent_affinity and query.phase in policy.subagent_phases
+    return _name_conversation(claim.parent_id, tenant, policy) if by_parent else conversation_id

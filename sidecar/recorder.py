@@ -1,0 +1,105 @@
+"""The last decisions and what became of them, in memory that does not grow."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sidecar.model import Answer, FinishReport, Query
+
+CAPACITY = 4_096
+
+
+@dataclass(slots=True)
+class Record:
+    """One decision."""
+
+    decision_id: str
+    decided_at: float
+    """Seconds since the epoch."""
+    request_id: str
+    worker_id: str
+    phase: int
+    answer: Answer
+    item: tuple[int, int] | None
+    """Stream and `seq` that asked; None for a request of its own."""
+    finish: FinishReport | None = None
+
+
+class Recorder:
+    """Keeps the last 4,096 decisions.
+
+    Args:
+        clock: gives the seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        # Ids of different runs of the sidecar must differ.
+        self._run = secrets.token_hex(4)
+        self._count = 0
+        self._records: list[Record | None] = [None] * CAPACITY
+        self._by_request: dict[str, Record] = {}
+        self._by_item: dict[tuple[int, int], Record] = {}
+
+    def record(self, query: Query, answer: Answer, item: tuple[int, int] | None = None) -> str:
+        """Records a decision and returns its id."""
+        number = self._count
+        self._count = number + 1
+        slot = number % CAPACITY
+        oldest = self._records[slot]
+        if oldest is not None:
+            self._forget(oldest)
+        decision_id = f"{self._run}-{number:x}"
+        record = Record(
+            decision_id,
+            self._clock(),
+            query.request_id,
+            query.worker_id,
+            query.phase,
+            answer,
+            item,
+        )
+        self._records[slot] = record
+        if record.request_id:
+            self._by_request[record.request_id] = record
+        if item is not None:
+            self._by_item[item] = record
+        return decision_id
+
+    def finish(self, report: FinishReport, stream: int) -> bool:
+        """Adds the end of a request to its decision; false if that is not known any more.
+
+        Args:
+            report: what the worker says. Found by its decision id, else by its `seq` on the stream.
+            stream: number of the stream that it came by.
+        """
+        record = (
+            self.find_by_id(report.decision_id)
+            if report.decision_id
+            else self._by_item.get((stream, report.seq))
+        )
+        if record is None:
+            return False
+        record.finish = report
+        return True
+
+    def find_by_id(self, decision_id: str) -> Record | None:
+        """Returns the decision of that id."""
+        _, _, digits = decision_id.partition("-")
+        try:
+            record = self._records[int(digits, 16) % CAPACITY]
+        except ValueError:
+            return None
+        return record if record is not None and record.decision_id == decision_id else None
+
+    def find_by_request(self, request_id: str) -> Record | None:
+        """Returns the newest decision about that request."""
+        return self._by_request.get(request_id)
+
+    def _forget(self, record: Record) -> None:
+        if self._by_request.get(record.request_id) is record:
+            del self._by_request[record.request_id]
+        if record.item is not None and self._by_item.get(record.item) is record:
+            del self._by_item[record.item]

@@ -1,0 +1,138 @@
+"""EnrichStream: reads a batch, decides all of it, writes one response, and only then reads on.
+
+A peer that does not read blocks the write and thereby the reading, so a stream holds one batch at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from routing_hints.v1 import service_pb2
+from sidecar.answer_codec import encode_client_policy, label_finish
+from sidecar.counters import Counters
+from sidecar.decider import Decider
+from sidecar.drain import DrainGate, DrainingError
+from sidecar.policy_file import PolicyHolder
+from sidecar.recorder import Recorder
+from sidecar.request_codec import (
+    UNKNOWN_CALLER,
+    Caller,
+    FieldError,
+    decode_finish,
+    decode_hello,
+)
+from sidecar.rpc import DEFECT_MESSAGE, Context, DefectLog, parse
+
+MAX_BATCH = 4_096
+# So many decisions take about 2 ms; other calls get their turn in between.
+_DECISIONS_PER_TURN = 64
+_DRAINING = "the sidecar is draining"
+
+
+class StreamServicer:
+    """Serves any number of streams."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        holder: PolicyHolder,
+        recorder: Recorder,
+        counters: Counters,
+        defects: DefectLog,
+        gate: DrainGate,
+    ) -> None:
+        self._decider = decider
+        self._holder = holder
+        self._recorder = recorder
+        self._counters = counters
+        self._defects = defects
+        self._gate = gate
+        self._numbers = count(1)
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+
+    async def wait_closed(self) -> None:
+        """Returns when no stream is open."""
+        await self._all_closed.wait()
+
+    async def converse(self, context: Context) -> None:
+        """Serves one stream to its end.
+
+        Raises:
+            MalformedMessageError: the peer sent what is no message.
+            FieldError: hello or the size of a batch breaks its documented range.
+        """
+        self._counters.add("streams")
+        self._counters.open_streams += 1
+        self._all_closed.clear()
+        try:
+            await self._serve(context, next(self._numbers))
+        except DrainingError:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)
+        finally:
+            self._counters.open_streams -= 1
+            if not self._counters.open_streams:
+                self._all_closed.set()
+
+    async def _serve(self, context: Context, stream: int) -> None:
+        caller = UNKNOWN_CALLER
+        policy: service_pb2.ClientPolicy | None = encode_client_policy(self._holder.current.compiled)
+        while True:
+            data = await self._gate.wait(context.read)
+            if data is grpc.aio.EOF:
+                return
+            message = parse(service_pb2.EnrichStreamRequest, data)
+            _check_batch(message)
+            if policy is not None and message.HasField("hello"):
+                caller = decode_hello(message.hello)
+            results = await self._decide_all(message.items, caller, stream)
+            for finish in message.finishes:
+                self._finish(finish, stream)
+            if results or policy is not None:
+                response = service_pb2.EnrichStreamResponse(policy=policy, results=results)
+                await context.write(response.SerializeToString())
+                policy = None
+
+    async def _decide_all(self, items: Any, caller: Caller, stream: int) -> list[service_pb2.EnrichResult]:
+        results = []
+        for number, item in enumerate(items, 1):
+            results.append(self._decide(item, caller, stream))
+            if number % _DECISIONS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return results
+
+    def _decide(self, item: service_pb2.EnrichItem, caller: Caller, stream: int) -> service_pb2.EnrichResult:
+        try:
+            response = self._decider.decide(item.request, caller, (stream, item.seq))
+        except FieldError as error:
+            self._counters.add("refused_items", ("code", "invalid_argument"))
+            code, field, message = service_pb2.ERROR_CODE_INVALID_ARGUMENT, error.field, str(error)
+        except Exception as error:  # noqa: BLE001, one item's failure must stay its own
+            self._defects.report(error)
+            self._counters.add("refused_items", ("code", "internal"))
+            code, field, message = service_pb2.ERROR_CODE_INTERNAL, "", DEFECT_MESSAGE
+        else:
+            return service_pb2.EnrichResult(seq=item.seq, response=response)
+        refusal = service_pb2.EnrichError(code=code, field=field, message=message)
+        return service_pb2.EnrichResult(seq=item.seq, error=refusal)
+
+    def _finish(self, message: service_pb2.Finish, stream: int) -> None:
+        try:
+            report = decode_finish(message)
+        except FieldError:
+            self._counters.add("refused_finishes")
+            return
+        self._counters.add("finishes", *label_finish(report))
+        if not self._recorder.finish(report, stream):
+            self._counters.add("unmatched_finishes")
+
+
+def _check_batch(message: service_pb2.EnrichStreamRequest) -> None:
+    for field, entries in (("items", message.items), ("finishes", message.finishes)):
+        if len(entries) > MAX_BATCH:
+            raise FieldError(field, f"has more than {MAX_BATCH} entries")
