@@ -12,13 +12,14 @@ from worker_client.engine_params import EngineParams
 from worker_client.model import Answer, Phase, RankDirective, RankSource
 
 _ADVICE = {
-    "adp-router-pins-nothing": "set attention_dp_config.kv_cache_routing_conversation_affinity",
+    "adp-router-unknown": "pass an EngineProfile that was detected from the engine, or set affinity to on",
     "dialect-cannot-carry-id": "use a TensorRT-LLM that can be told a conversation, or rank source sidecar",
     "engine-refused-id": "the engine's own validation refused the id; see the request's conversation_hash",
     "mode-off": "set mode: on in the sidecar's policy",
     "mode-shadow": "set mode: on in the sidecar's policy",
     "no-disaggregated-params": "pass the request's DisaggregatedParams to plan.engine_kwargs",
     "outside-rollout": "raise rollout_percent in the sidecar's policy",
+    "router-pins-nothing": "set attention_dp_config.kv_cache_routing_conversation_affinity",
     "tensorrt-llm-not-importable": "run the client where the engine is installed",
 }
 _DEFAULT_ADVICE = "see the token in docs/reference.md"

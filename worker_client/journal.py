@@ -41,7 +41,7 @@ class Journal:
                 plan.phase, plan.answer, plan.gated.profile, params, plain_ids=plain
             )
         elif plan.conversation_hash:
-            reason = params.reason or next(iter(plan.answer.notices), "") or "adp-router-pins-nothing"
+            reason = params.reason or next(iter(plan.answer.notices), "") or "router-pins-nothing"
             self._stats.count("id_not_attached", reason)
             if plan.gated.is_affinity_wanted and reason not in _BY_OPERATOR:
                 self._announcer.announce_inactive(plan.phase, plan.answer, reason)
@@ -51,7 +51,11 @@ class Journal:
         self._stats.count("finished", outcome.name.lower())
         observed = plan.observation
         effect = self._tracker.track(plan.phase, plan.conversation_hash, observed)
-        self._stats.count("effect", f"{plan.applied_directive.name.lower()}/{effect.value}")
+        label = f"{plan.applied_directive.name}/{plan.answer.decision.name}".lower()
+        self._stats.count("effect", f"{label}/{effect.value}")
+        if observed.cached_tokens is not None:
+            self._stats.count("cached_tokens", label, observed.cached_tokens)
+            self._stats.count("prompt_tokens", label, plan.facts.prompt_tokens)
         if plan.question is not None:
             self._report(plan.question, plan, outcome)
         if plan.params is None or not plan.params.id_attached:

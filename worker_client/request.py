@@ -271,7 +271,7 @@ def _read_tenant(
 ) -> str:
     salt = dig(source, "extra_args.nvext.cache_salt")
     for value in (tenant, salt, routing.get("cache_salt"), headers.get("x-tenant-id")):
-        found = text.read(value)
+        found = text.read(value).strip()
         if found:
             return found
     return ""

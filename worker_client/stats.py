@@ -11,9 +11,9 @@ class Stats:
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
 
-    def count(self, name: str, label: str = "") -> None:
-        """Adds one to a counter."""
-        self._counts[name, label] += 1
+    def count(self, name: str, label: str = "", amount: int = 1) -> None:
+        """Adds `amount` to a counter."""
+        self._counts[name, label] += amount
 
     def snapshot(self) -> dict[str, dict[str, int]]:
         """Returns every counter that is not zero: name to label to count."""
