@@ -6,7 +6,7 @@ SOURCES := sidecar worker_client examples tests hatch_build.py
 RUN_DIR := run
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run test demo lint proto wheel test-wheel clean
+.PHONY: help setup run test mutation demo lint proto wheel test-wheel clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,6 +27,9 @@ run: setup ## Starts the sidecar on a socket and on loopback TCP, and says what 
 
 test: setup ## Runs every test.
 	$(BIN)/python -m pytest
+
+mutation: setup ## Flips each rule of the decision and expects that a captured request notices.
+	$(BIN)/python -m tests.mutation.check_rules
 
 demo: setup ## Replays a captured conversation through client, sidecar and an engine stand-in.
 	@$(BIN)/python -m examples.replay

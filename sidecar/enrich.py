@@ -15,7 +15,6 @@ from sidecar.model import (
     ConversationId,
     Explanation,
     IdentitySource,
-    IdScope,
     Query,
     RuleTrace,
 )
@@ -30,7 +29,7 @@ def decide(query: Query, policy: CompiledPolicy) -> Answer:
 def explain(query: Query, policy: CompiledPolicy) -> Explanation:
     """Returns the answer of `decide` with every carrier and every rule that was considered."""
     headers = fold_header_names(query.identity.headers)
-    tenant = _find_tenant(query, headers, policy)
+    tenant = _find_tenant(query, headers)
 
     def hash_session(session_id: str) -> ConversationHash:
         return hash_conversation(_name_conversation(session_id, tenant, policy))
@@ -62,7 +61,7 @@ def _answer(
             policy_revision=policy.revision,
             identity_epoch=policy.identity_epoch,
         )
-    tenant = _find_tenant(query, headers, policy)
+    tenant = _find_tenant(query, headers)
     conversation_id = _name_conversation(claim.session_id, tenant, policy)
     ruling = rule_on(query, policy, conversation_id, tried)
     attached = ruling.attaches_id
@@ -82,9 +81,7 @@ def _answer(
     )
 
 
-def _find_tenant(query: Query, headers: Mapping[str, str], policy: CompiledPolicy) -> str:
-    if policy.scope is IdScope.OFF:
-        return ""
+def _find_tenant(query: Query, headers: Mapping[str, str]) -> str:
     return query.tenant.strip() or headers.get(TENANT_HEADER, "").strip()
 
 

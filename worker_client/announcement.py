@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from typing import Any
 
@@ -38,6 +39,10 @@ class Announcer:
         self._said.add(key)
         return True
 
+    def _say(self, level: str, event: str, **fields: Any) -> None:
+        with contextlib.suppress(Exception):  # the worker's own log may fail, as on a closed stdout
+            getattr(self._log, level)(event, **fields)
+
     def announce_active(
         self, phase: Phase, answer: Answer, engine: EngineProfile, params: EngineParams, *, plain_ids: bool
     ) -> None:
@@ -65,12 +70,13 @@ class Announcer:
             fields["rank_placed"] = True
         if plain_ids:
             fields["conversation_id"] = answer.conversation_id
-        self._log.info("conversation_affinity_active", **fields)
+        self._say("info", "conversation_affinity_active", **fields)
 
     def announce_inactive(self, phase: Phase, answer: Answer, reason: str) -> None:
         """Warns once per leg and reason that an id was resolved, is wanted and was not attached."""
         if self._is_first("inactive", phase, reason):
-            self._log.warning(
+            self._say(
+                "warning",
                 "conversation_affinity_inactive",
                 phase=phase.name.lower(),
                 reason=reason,
@@ -82,7 +88,8 @@ class Announcer:
     def announce_confirmed(self, phase: Phase, answer: Answer, rank: int) -> None:
         """Says once that a second turn was observed on the rank of the first."""
         if self._is_first("confirmed"):
-            self._log.info(
+            self._say(
+                "info",
                 "conversation_affinity_confirmed",
                 phase=phase.name.lower(),
                 observed_dp_rank=rank,
@@ -92,7 +99,8 @@ class Announcer:
     def announce_not_honoured(self, phase: Phase) -> None:
         """Warns once per leg that conversations keep moving although their id is attached."""
         if self._is_first("not-honoured", phase):
-            self._log.warning(
+            self._say(
+                "warning",
                 "conversation_affinity_not_honoured",
                 phase=phase.name.lower(),
                 change="the engine is told the conversation and moves it all the same: check that it runs "
@@ -102,13 +110,12 @@ class Announcer:
     def announce_bad_rank(self, reason: str) -> None:
         """Warns once that a rank was dropped because the engine has no such rank."""
         if self._is_first("bad-rank", reason):
-            self._log.warning("attention_dp_rank_dropped", reason=reason)
+            self._say("warning", "attention_dp_rank_dropped", reason=reason)
 
     def announce_fault(self, fault: str, *, is_fatal: bool) -> None:
         """Says once what is wrong with the settings on this engine."""
         if self._is_first("fault", fault):
-            say = self._log.error if is_fatal else self._log.warning
-            say("routing_hints_setting_ignored", fault=fault)
+            self._say("error" if is_fatal else "warning", "routing_hints_setting_ignored", fault=fault)
 
     def announce_defect(self, error: BaseException) -> None:
         """Logs an exception as a defect of this library, once per place that it comes from.
@@ -118,7 +125,8 @@ class Announcer:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}:{frame.lineno}"
         if self._is_first("defect", place):
-            self._log.error(
+            self._say(
+                "error",
                 "routing_hints_defect",
                 error=type(error).__name__,
                 place=place,
@@ -127,7 +135,8 @@ class Announcer:
 
     def announce_silence(self, reason: str) -> None:
         """Warns that the sidecar does not answer; once per episode is the caller's duty."""
-        self._log.warning(
+        self._say(
+            "warning",
             "sidecar_silent",
             reason=reason,
             effect="known conversations keep their id; the local rule decides others",
@@ -135,4 +144,4 @@ class Announcer:
 
     def announce_recovery(self) -> None:
         """Says that the sidecar answers again."""
-        self._log.info("sidecar_recovered")
+        self._say("info", "sidecar_recovered")

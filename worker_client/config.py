@@ -14,6 +14,8 @@ from worker_client.model import RankSource
 
 T = TypeVar("T")
 
+MAX_WORKER_ID_BYTES = 256
+
 
 class Affinity(enum.Enum):
     """Whether conversation affinity is used: as the engine's own config says, or as told."""
@@ -39,7 +41,10 @@ class ClientConfig:
         unknown_timeout_s: seconds to wait where it does not.
         memory_entries: conversations remembered per process, 0 for none; about 0.5 kB each.
         local_rule: whether structured carriers are resolved in the worker while the sidecar is silent.
-        worker_id: names this worker at the sidecar.
+        worker_id: names this worker at the sidecar, at most 256 bytes.
+
+    Raises:
+        ConfigurationError: a value is out of its range; names all that are.
     """
 
     target: str = "unix:///run/routing-hints/sidecar.sock"
@@ -50,6 +55,21 @@ class ClientConfig:
     memory_entries: int = 65_536
     local_rule: bool = True
     worker_id: str = field(default_factory=_default_worker_id)
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} {expected}"
+            for name, parse, expected in (
+                ("target", _checked_target, "must be unix:///path or tcp://host:port"),
+                ("known_timeout_s", _positive_float, "must be a positive number"),
+                ("unknown_timeout_s", _positive_float, "must be a positive number"),
+                ("memory_entries", _count, "must be a whole number from 0"),
+                ("worker_id", _checked_worker_id, "must be text of at most 256 bytes"),
+            )
+            if not _accepts(parse, getattr(self, name))
+        ]
+        if faults:
+            raise ConfigurationError(faults)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ClientConfig:
@@ -91,7 +111,7 @@ class ClientConfig:
         known_ms = read("ROUTING_HINTS_KNOWN_TIMEOUT_MS", _positive_float, "a positive number")
         unknown_ms = read("ROUTING_HINTS_UNKNOWN_TIMEOUT_MS", _positive_float, "a positive number")
         target = read("ROUTING_HINTS_TARGET", _checked_target, "unix:///path or tcp://host:port")
-        worker_id = read("ROUTING_HINTS_WORKER_ID", str, "text")
+        worker_id = read("ROUTING_HINTS_WORKER_ID", _checked_worker_id, "text of at most 256 bytes")
         if faults:
             raise ConfigurationError(faults)
         settings: dict[str, Any] = {
@@ -106,11 +126,31 @@ class ClientConfig:
         )
 
 
-def _positive_float(text: str) -> float:
+def _accepts(parse: Callable[[Any], object], value: object) -> bool:
+    try:
+        parse(value)
+    except (ValueError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def _positive_float(text: str | float) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise ValueError(text)
     return value
+
+
+def _count(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _checked_worker_id(text: str) -> str:
+    if len(text.encode()) > MAX_WORKER_ID_BYTES:
+        raise ValueError(text)
+    return text
 
 
 def _checked_target(text: str) -> str:

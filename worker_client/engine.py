@@ -12,6 +12,7 @@ from worker_client.model import AdpRouter, EngineDialect, RankSource
 
 _AFFINITY_FIELD = "kv_cache_routing_conversation_affinity"
 _KV_AWARE_FIELD = "enable_kv_cache_aware_routing"
+_NO_ARGS = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,11 @@ class _LazyProfile:
         if self._profile is None:
             try:
                 llm = self._get_llm()
+                # An engine whose `args` is still None is being built; one without `args` stays unknown.
+                is_built = llm is not None and getattr(llm, "args", _NO_ARGS) is not None
             except Exception:  # noqa: BLE001  a half-built worker may raise anything here
                 return None
-            if llm is not None and _read(llm, "args") is not None:
+            if is_built:
                 self._profile = EngineProfile.detect(llm, records_first_rank=self._records_first_rank)
         return self._profile
 
@@ -177,10 +180,15 @@ def _field_names(holder: object) -> frozenset[str]:
     """Returns the field names of a dataclass, a pydantic model (class or object) or a mapping."""
     if isinstance(holder, Mapping):
         return frozenset(key for key in holder if isinstance(key, str))
-    declared = getattr(holder, "__dataclass_fields__", None) or getattr(
-        holder if isinstance(holder, type) else type(holder), "model_fields", None
-    )
-    return frozenset(declared or getattr(holder, "__dict__", None) or ())
+    model = holder if isinstance(holder, type) else type(holder)
+    for fields in (
+        _read(holder, "__dataclass_fields__"),
+        _read(model, "model_fields"),
+        _read(holder, "__dict__"),
+    ):
+        if fields and isinstance(fields, Mapping):
+            return frozenset(fields)
+    return frozenset()
 
 
 def _find(module: str, name: str) -> type[Any] | None:

@@ -40,6 +40,7 @@ def assemble_params(
     engine: EngineProfile,
     *,
     router_rank: int | None,
+    keeps_given_id: bool = False,
     disaggregated_params: Any = None,
     scheduling_params: Any = None,
 ) -> EngineParams:
@@ -49,10 +50,14 @@ def assemble_params(
         answer: what is to be done.
         engine: the engine that will run the request.
         router_rank: the rank that the router chose, within the engine's range; None if it chose none.
+        keeps_given_id: whether an id in the caller's object stays, as without this library; by default it
+            is overwritten or cleared.
         disaggregated_params: the caller's object, which it keeps unchanged; None if it has none.
         scheduling_params: likewise.
     """
-    attachment = _attach(answer, engine, disaggregated_params)
+    attachment = (
+        _Attachment(disaggregated_params) if keeps_given_id else _attach(answer, engine, disaggregated_params)
+    )
     directive = answer.directive
     reason = attachment.reason
     if (
@@ -79,6 +84,9 @@ def assemble_params(
     if subagent_key is not None:
         schedule.set_subagent_key(subagent_key)
     built, schedule_reason = schedule.build()
+    rank = getattr(built, "attention_dp_rank", None)
+    if schedule_reason and (directive is RankDirective.PLACE or rank is not None):
+        directive = RankDirective.FORWARD  # the rank could not be changed
     kwargs = {"disaggregated_params": attachment.disaggregated_params, "scheduling_params": built}
     if attachment.conversation_params is not None:
         kwargs["conversation_params"] = attachment.conversation_params
@@ -86,7 +94,7 @@ def assemble_params(
         kwargs,
         applied_directive=directive,
         id_attached=attachment.id_attached,
-        rank=getattr(built, "attention_dp_rank", None),
+        rank=rank,
         reason=reason or schedule_reason,
     )
 

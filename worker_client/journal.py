@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from worker_client import codec
 from worker_client.announcement import Announcer
+from worker_client.engine import EngineProfile
 from worker_client.engine_params import EngineParams
-from worker_client.model import FinishOutcome, RankDirective
+from worker_client.model import AdpRouter, EngineDialect, FinishOutcome, RankDirective
 from worker_client.observation import Effect, RankTracker
 from worker_client.plan import Plan
 from worker_client.question import Question
@@ -40,8 +41,9 @@ class Journal:
             self._announcer.announce_active(
                 plan.phase, plan.answer, plan.gated.profile, params, plain_ids=plain
             )
-        elif plan.conversation_hash:
-            reason = params.reason or next(iter(plan.answer.notices), "") or "router-pins-nothing"
+        elif plan.conversation_hash and params.applied_directive is not RankDirective.PLACE:
+            reason = params.reason or next(iter(plan.answer.notices), "")
+            reason = reason or explain_unattached(plan.gated.profile)
             self._stats.count("id_not_attached", reason)
             if plan.gated.is_affinity_wanted and reason not in _BY_OPERATOR:
                 self._announcer.announce_inactive(plan.phase, plan.answer, reason)
@@ -50,7 +52,8 @@ class Journal:
         """Reports the end of a request, and announces what it shows."""
         self._stats.count("finished", outcome.name.lower())
         observed = plan.observation
-        effect = self._tracker.track(plan.phase, plan.conversation_hash, observed)
+        is_attached = plan.params is not None and plan.params.id_attached
+        effect = self._tracker.track(plan.phase, plan.conversation_hash, observed, is_engine_told=is_attached)
         label = f"{plan.applied_directive.name}/{plan.answer.decision.name}".lower()
         self._stats.count("effect", f"{label}/{effect.value}")
         if observed.cached_tokens is not None:
@@ -58,7 +61,7 @@ class Journal:
             self._stats.count("prompt_tokens", label, plan.facts.prompt_tokens)
         if plan.question is not None:
             self._report(plan.question, plan, outcome)
-        if plan.params is None or not plan.params.id_attached:
+        if not is_attached:
             return
         if effect is Effect.SAME and observed.rank is not None:
             self._announcer.announce_confirmed(plan.phase, plan.answer, observed.rank)
@@ -99,3 +102,12 @@ class Journal:
             cached_tokens=plan.observation.cached_tokens,
         )
         self._transport.finish(question, finish)
+
+
+def explain_unattached(engine: EngineProfile) -> str:
+    """Returns why an engine is told no conversation, in the sidecar's tokens."""
+    if engine.dialect in (EngineDialect.UNSPECIFIED, EngineDialect.RANK_ONLY):
+        return "dialect-cannot-carry-id"
+    if engine.adp_router in (AdpRouter.UNSPECIFIED, AdpRouter.UNKNOWN):
+        return "adp-router-unknown"
+    return "router-pins-nothing"

@@ -56,7 +56,10 @@ class Memory:
             decision=Decision.NONE,
             decision_id="",
         )
-        self._entries.put(key, _Entry(lasting, answer.dp_rank if placed else None))
+        bound_rank = answer.dp_rank
+        if answer.directive is RankDirective.WITHHOLD:
+            bound_rank = self.bound_rank(key)  # kept where it was placed
+        self._entries.put(key, _Entry(lasting, bound_rank))
 
 
 def make_key(facts: RequestFacts, engine: EngineProfile, policy: ClientPolicy) -> MemoryKey:
@@ -66,32 +69,38 @@ def make_key(facts: RequestFacts, engine: EngineProfile, policy: ClientPolicy) -
     request; raw ids are not kept.
     """
     digest = blake2b(digest_size=16)
-    for part in _key_parts(facts, engine, policy):
-        encoded = part.encode(errors="surrogatepass")
-        digest.update(len(encoded).to_bytes(4, "big"))
-        digest.update(encoded)
+    for name, value in _key_parts(facts, engine, policy):
+        for part in (name, value):
+            encoded = part.encode(errors="surrogatepass")
+            digest.update(len(encoded).to_bytes(4, "big"))
+            digest.update(encoded)
     return digest.digest()
 
 
-def _key_parts(facts: RequestFacts, engine: EngineProfile, policy: ClientPolicy) -> Iterator[str]:
-    yield str(int(facts.phase))
-    yield engine.instance_id
-    yield facts.model
-    yield facts.tenant
-    yield facts.conversation_id
+def _key_parts(facts: RequestFacts, engine: EngineProfile, policy: ClientPolicy) -> Iterator[tuple[str, str]]:
+    """Yields name and value of each part; names keep apart what another policy would read elsewhere."""
+    yield "phase", str(int(facts.phase))
+    yield "engine", engine.instance_id
+    yield "model", facts.model
+    yield "tenant", facts.tenant
+    yield "conversation_id", facts.conversation_id
     agent = facts.agent_context
     if agent is not None:
-        yield from (agent.session_id, agent.parent_session_id)
-        yield from (agent.trajectory_id, agent.parent_trajectory_id)
-    yield "\0"
+        yield "session", agent.session_id
+        yield "parent-session", agent.parent_session_id
+        yield "trajectory", agent.trajectory_id
+        yield "parent-trajectory", agent.parent_trajectory_id
     if facts.session_control is not None:
-        yield facts.session_control.session_id
+        yield "session-control", facts.session_control.session_id
     for name in policy.headers:
-        yield facts.headers.get(name, "\0")
+        if value := facts.headers.get(name):
+            yield f"header:{name}", value
     for name in policy.metadata:
-        yield read_text(facts.metadata.get(name), []) or "\0"
+        if value := read_text(facts.metadata.get(name), []):
+            yield f"metadata:{name}", value
     for name in policy.body:
-        yield read_text(dig(facts.body, name), []) or "\0"
+        if value := read_text(dig(facts.body, name), []):
+            yield f"body:{name}", value
     for annotation in facts.annotations:
         if annotation.startswith(policy.annotations):
-            yield annotation
+            yield "annotation", annotation

@@ -64,25 +64,30 @@ class RankTracker:
     """Follows each conversation's rank over its turns, per leg.
 
     `is_moving` holds once most of the latest returns of a leg were to another rank: a few moves are
-    normal, since an engine lets a full rank overflow.
+    normal, since an engine lets a full rank overflow. Only turns of which the engine was told the
+    conversation on both occasions count as returns.
     """
 
     def __init__(self, max_conversations: int) -> None:
-        self._last: LruMap[tuple[Phase, str], tuple[str, int]] = LruMap(max_conversations)
+        self._last: LruMap[tuple[Phase, str], tuple[str, int, bool]] = LruMap(max_conversations)
         self._returns: dict[Phase, deque[bool]] = {}
 
-    def track(self, phase: Phase, conversation_hash: str, observation: Observation) -> Effect:
+    def track(
+        self, phase: Phase, conversation_hash: str, observation: Observation, *, is_engine_told: bool
+    ) -> Effect:
         """Returns how this turn's rank compares with the turn before, and remembers it."""
         if observation.rank is None or not conversation_hash:
             return Effect.UNKNOWN
         key = (phase, conversation_hash)
-        place = (observation.instance, observation.rank)
         before = self._last.get(key)
-        self._last.put(key, place)
+        self._last.put(key, (observation.instance, observation.rank, is_engine_told))
         if before is None:
             return Effect.FIRST
-        self._returns.setdefault(phase, deque(maxlen=_WINDOW)).append(before == place)
-        return Effect.SAME if before == place else Effect.MOVED
+        instance, rank, was_engine_told = before
+        is_same = (instance, rank) == (observation.instance, observation.rank)
+        if is_engine_told and was_engine_told:
+            self._returns.setdefault(phase, deque(maxlen=_WINDOW)).append(is_same)
+        return Effect.SAME if is_same else Effect.MOVED
 
     def is_moving(self, phase: Phase) -> bool:
         """Returns whether this leg's conversations keep moving."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from worker_client.engine import EngineProfile
 from worker_client.engine_params import EngineParams, assemble_params
-from worker_client.gate import GatedEngine
+from worker_client.gate import OFF, GatedEngine
 from worker_client.model import Answer, FinishOutcome, Phase, RankDirective
 from worker_client.observation import Observation
 from worker_client.question import Question
@@ -104,14 +104,18 @@ class Plan:
                 self.answer,
                 self.engine or EngineProfile(),
                 router_rank=self.facts.router_rank,
+                keeps_given_id=self.reason == OFF,
                 disaggregated_params=disaggregated_params,
                 scheduling_params=scheduling_params,
             )
-            self.params = params
-            self._listener.on_params(self, params)
         except Exception as error:  # noqa: BLE001  the request goes on with what the caller gave
             self._listener.on_defect(error)
             return given
+        self.params = params
+        try:
+            self._listener.on_params(self, params)
+        except Exception as error:  # noqa: BLE001  the parameters are good all the same
+            self._listener.on_defect(error)
         return dict(params.kwargs)
 
     def observe(self, output: object) -> None:
@@ -120,8 +124,8 @@ class Plan:
         Args:
             output: each output of `generate_async`, or each chunk of a worker in Dynamo's shape.
         """
-        if self.facts.prefill_rank is not None:
-            return  # on decode the prefill worker has said it already; this engine's figures are others
+        if self.phase is Phase.DECODE:
+            return  # the prefill worker has said it already; this engine's figures are others
         try:
             self.observation.read(output)
         except Exception as error:  # noqa: BLE001  an odd output must not end the request

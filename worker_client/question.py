@@ -53,6 +53,7 @@ class Question:
             return await self.reply
         finally:
             timer.cancel()
+            self.reply.cancel()  # a caller that is gone wants no question sent; no effect on a reply
 
     def _give_up(self) -> None:
         if not self.reply.done():

@@ -17,6 +17,8 @@ MAX_ENTRIES = 256
 HEALTH_CHECK_KEY = "_HEALTH_CHECK"
 """Marks a probe of Dynamo's health check. Source: dynamo.health_check of Dynamo 1.6.1."""
 MAX_RANK = 65_535
+_PHASES = frozenset(int(member) for member in Phase)
+_KINDS = frozenset(int(member) for member in RequestKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +96,14 @@ def read_request(
     facts.phase = _read_phase(phase, bool(prefill_result))
     facts.kind = _read_kind(kind, source)
     facts.request_id = text.read(_call(context, "id"), limit=256)
-    facts.model = text.read(source.get("model") or body_fields.get("model"), limit=1024)
+    facts.model = text.read_first(source.get("model"), body_fields.get("model"), limit=1024)
     facts.prompt_tokens = _count_tokens(source.get("token_ids"))
     facts.headers = _read_headers(text, headers, agent.get("agent_headers"))
-    facts.traceparent = text.read(_read_traceparent(context, facts.headers), limit=256)
+    trace = as_mapping(_call(context, "trace_headers"))
+    facts.traceparent = text.read_first(trace.get("traceparent"), facts.headers.get("traceparent"), limit=256)
     facts.tenant = _read_tenant(text, tenant, source, routing, facts.headers)
-    params = as_mapping(body_fields.get("conversation_params") or source.get("conversation_params"))
+    params = as_mapping(body_fields.get("conversation_params"))
+    params = params or as_mapping(source.get("conversation_params"))
     facts.conversation_id = text.read(params.get("conversation_id"))
     if agent:
         final = agent.get("session_final")
@@ -117,7 +121,7 @@ def read_request(
             action=text.read(control.get("action"), limit=64),
             timeout=as_count(control.get("timeout"), most=2**63) or 0,
         )
-    facts.metadata = as_mapping(getattr(context, "metadata", None))
+    facts.metadata = as_mapping(_attribute(context, "metadata"))
     facts.annotations = _read_annotations(text, source.get("annotations"))
     facts.body = body_fields
     facts.router_rank = _read_rank(routing.get("dp_rank"), facts.notices)
@@ -129,13 +133,13 @@ def read_request(
 
 def as_mapping(value: object) -> Mapping[Any, Any]:
     """Returns `value` if it is a mapping, also one that only behaves like it, else an empty one."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return value
-    if value is not None and hasattr(value, "keys") and hasattr(value, "__getitem__"):
-        try:
+    try:
+        if hasattr(value, "keys") and hasattr(value, "__getitem__"):
             return dict(cast(Mapping[Any, Any], value))
-        except Exception:  # noqa: BLE001  a foreign object may raise anything
-            return {}
+    except Exception:  # noqa: BLE001  a foreign object may raise anything
+        return {}
     return {}
 
 
@@ -183,6 +187,10 @@ class _TextReader:
                 return self._drop("value-not-utf8-dropped")
         return value
 
+    def read_first(self, *values: object, limit: int) -> str:
+        """Returns the first of `values` that is text, empty where none is."""
+        return next(filter(None, (self.read(value, limit=limit) for value in values)), "")
+
     def note(self, notice: str) -> None:
         """Notes that something was dropped, each thing once."""
         if notice not in self._notices:
@@ -199,10 +207,7 @@ def read_text(value: object, notices: list[str]) -> str:
 
 
 def _read_phase(phase: object, has_prefill_result: bool) -> Phase:
-    try:
-        known = Phase(cast(int, phase))
-    except (ValueError, TypeError):
-        return Phase.UNSPECIFIED
+    known = Phase(phase) if isinstance(phase, int) and phase in _PHASES else Phase.UNSPECIFIED
     if known is Phase.DECODE and not has_prefill_result:
         return Phase.AGGREGATED  # conditional disaggregation: this worker prefills for itself
     return known
@@ -211,17 +216,21 @@ def _read_phase(phase: object, has_prefill_result: bool) -> Phase:
 def _read_kind(kind: object, source: Mapping[Any, Any]) -> RequestKind:
     if source.get(HEALTH_CHECK_KEY) is True:
         return RequestKind.HEALTH_CHECK
-    if kind is None:
-        return RequestKind.NORMAL
+    if isinstance(kind, int) and kind in _KINDS:
+        return RequestKind(kind) or RequestKind.NORMAL
+    return RequestKind.NORMAL
+
+
+def _attribute(holder: object, name: str) -> object:
     try:
-        return RequestKind(cast(int, kind)) or RequestKind.NORMAL
-    except (ValueError, TypeError):
-        return RequestKind.NORMAL
+        return getattr(holder, name, None)
+    except Exception:  # noqa: BLE001  a foreign object may raise anything
+        return None
 
 
 def _call(holder: object, name: str) -> object:
+    method = _attribute(holder, name)
     try:
-        method = getattr(holder, name, None)
         return method() if callable(method) else None
     except Exception:  # noqa: BLE001  a foreign object may raise anything
         return None
@@ -232,7 +241,7 @@ def _count_tokens(token_ids: object) -> int:
         return len(token_ids) // 4  # DYN_TOKEN_IDS_AS_BYTES packs them as 32-bit integers
     try:
         return min(len(token_ids), 2**32 - 1)  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # noqa: BLE001  a foreign object may raise anything
         return 0
 
 
@@ -256,10 +265,6 @@ def _header_pairs(pairs: object) -> Iterable[tuple[object, object]]:
     if isinstance(pairs, (list, tuple)):
         return [(pair[0], pair[1]) for pair in pairs if isinstance(pair, (tuple, list)) and len(pair) == 2]
     return as_mapping(pairs).items()
-
-
-def _read_traceparent(context: object, headers: Mapping[str, str]) -> object:
-    return as_mapping(_call(context, "trace_headers")).get("traceparent") or headers.get("traceparent")
 
 
 def _read_tenant(
@@ -297,6 +302,8 @@ def _read_prefill_result(
 ) -> None:
     params = as_mapping(prefill_result.get("disaggregated_params"))
     facts.prefill_rank = as_count(params.get("ctx_dp_rank"), most=MAX_RANK)
-    worker = routing.get("prefill_worker_id") or params.get("worker_id")
-    facts.prefill_instance = str(worker) if isinstance(worker, (int, str)) else ""
+    workers = (routing.get("prefill_worker_id"), params.get("worker_id"))
+    facts.prefill_instance = next(
+        (str(worker) for worker in workers if worker and isinstance(worker, (int, str))), ""
+    )
     facts.prefill_cached_tokens = as_count(dig(prefill_result, "prompt_tokens_details.cached_tokens"))

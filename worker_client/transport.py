@@ -143,6 +143,9 @@ class Transport:
                 call = _stub.open_stream(channel)
                 try:
                     reason = await self._serve(call)
+                except Exception as error:  # noqa: BLE001  a defect must not end reconnecting
+                    self._on_defect(error)
+                    reason = "client-defect"
                 finally:
                     call.cancel()
                 if self._is_closing:
@@ -162,6 +165,8 @@ class Transport:
     async def _serve(self, call: _stub.EnrichCall) -> str:
         """Runs one stream until it ends; returns why, as a reason token."""
         self._stream_number += 1
+        for finish in self._finishes:
+            finish.seq = 0  # it names an item of an earlier stream
         try:
             hello = service_pb2.StreamHello(
                 worker_id=self._config.worker_id, client_version=_client_version()
@@ -171,6 +176,7 @@ class Transport:
         except _StreamEndedError:
             return await _stub.describe_end(call)
         self._failure = ""
+        self._wake_writer.set()
         loop = asyncio.get_running_loop()
         reader = loop.create_task(self._read_all(call))
         writer = loop.create_task(self._write_all(call))
@@ -184,8 +190,8 @@ class Transport:
             await asyncio.wait({reader, writer})
         for task in (reader, writer):
             defect = None if task.cancelled() else task.exception()
-            if defect is not None and not isinstance(defect, _StreamEndedError):
-                self._announcer.announce_defect(defect)
+            if isinstance(defect, Exception) and not isinstance(defect, _StreamEndedError):
+                self._on_defect(defect)
         call.cancel()
         return await _stub.describe_end(call)
 
@@ -237,7 +243,14 @@ class Transport:
             await self._wake_writer.wait()
             self._wake_writer.clear()
             while self._unsent or self._finishes:
-                await self._write(call, self._next_batch())
+                batch = self._next_batch()
+                if not batch.items and not batch.finishes:
+                    break
+                try:
+                    await self._write(call, batch)
+                except _StreamEndedError:
+                    self._finishes.extendleft(reversed(batch.finishes))
+                    raise
             if self._is_closing:
                 await call.done_writing()
                 return
@@ -252,7 +265,7 @@ class Transport:
             try:
                 size_bytes += self._add_item(batch, question)
             except Exception as error:  # noqa: BLE001  one odd request must not end everybody's stream
-                self._announcer.announce_defect(error)
+                self._on_defect(error)
                 self._waiting.pop(question.seq, None)
                 del batch.items[-1]
                 question.stream_number = 0
@@ -261,6 +274,8 @@ class Transport:
             finish = self._finishes.popleft()
             batch.finishes.append(finish)
             size_bytes += finish.ByteSize()
+        if not self._waiting and not self._unsent:
+            self._first_unheard_s = None  # whoever asked gave up before the question went out
         return batch
 
     def _add_item(self, batch: service_pb2.EnrichStreamRequest, question: Question) -> int:
@@ -285,6 +300,10 @@ class Transport:
             message = codec.encode_engine(engine)
             self._engine_pbs.put(engine.instance_id, message)
         return message
+
+    def _on_defect(self, error: Exception) -> None:
+        self._stats.count("defects", type(error).__name__)
+        self._announcer.announce_defect(error)
 
     def _note_heard(self) -> None:
         self._first_unheard_s = None
