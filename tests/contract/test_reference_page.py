@@ -1,0 +1,90 @@
+"""docs/reference.md lists every token, counter, log event and variable that the code knows, and no others."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import worker_client
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+TOKEN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
+# Literals of the same shape that are something else.
+OTHER_WORDS = re.compile(
+    r"x-[a-z-]+|rh1-log|rh1-rollout|rh1-policy|routing-hint.*|local-rule|grpc-|kind-|not-honoured|bad-rank"
+    r"|session-control|parent-session|parent-trajectory|utf-8|drain-timeout-s"
+)
+
+
+def code_words() -> list[str]:
+    """Every code span of the page."""
+    return re.findall(r"`([^`]+)`", PAGE.read_text())
+
+
+def source_files() -> list[Path]:
+    """The modules of both packages, wherever they are installed."""
+    folders = [Path(worker_client.__file__).parent]
+    spec = importlib.util.find_spec("sidecar")
+    if spec is not None and spec.origin is not None:
+        folders.append(Path(spec.origin).parent)
+    return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+
+
+def string_literals(path: Path) -> set[str]:
+    """The string constants of a module that are values: no docstrings, no parts of f-strings."""
+    tree = ast.parse(path.read_text())
+    prose = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    }
+
+
+def called_with_text(path: Path, *methods: str) -> set[str]:
+    """The first arguments of calls of methods with one of these names, where they are literals."""
+    return {
+        node.args[0].value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in methods
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+        and isinstance(node.args[0].value, str)
+    }
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_token_of_the_code_is_listed(path: Path) -> None:
+    """A notice or reason that an operator may meet can be looked up."""
+    if path.name == "testing.py":
+        pytest.skip("the tokens of a fake are no operator's business")
+    listed = {word.partition(":")[0] for word in code_words()}
+    tokens = {word for word in string_literals(path) if TOKEN.fullmatch(word)}
+    assert {token for token in tokens if not OTHER_WORDS.fullmatch(token)} - listed == set()
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_counter_and_log_event_is_listed(path: Path) -> None:
+    """A counter or a line that an operator may meet can be looked up."""
+    names = called_with_text(path, "count", "info", "warning", "error")
+    if path.parent.name == "sidecar":
+        names |= called_with_text(path, "add")
+    assert names - set(code_words()) == set()
+
+
+def test_every_variable_of_the_page_is_read() -> None:
+    """No variable is documented that nothing reads."""
+    listed = {word for word in code_words() if re.fullmatch(r"ROUTING_HINTS_\w+|DYN_\w+", word)}
+    read = set().union(*map(string_literals, source_files()))
+    if importlib.util.find_spec("pydantic") is None:
+        listed -= {"ROUTING_HINTS_LISTEN", "ROUTING_HINTS_POLICY"}
+    assert listed - read == set()
+    assert {word for word in read if re.fullmatch(r"ROUTING_HINTS_[A-Z_]+", word)} - listed == set()
