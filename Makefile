@@ -47,7 +47,7 @@ wheel: setup ## Builds sdist and wheel into dist/.
 	$(BIN)/python -m build -q --outdir dist
 
 test-wheel: wheel ## Tests the wheel, without the source tree, on every Python and protobuf/grpcio at hand.
-	scripts/test-wheel dist/*.whl
+	scripts/test-wheel dist
 
 clean: ## Removes what was built.
 	rm -rf $(VENV) .venv-* build dist generated $(RUN_DIR)
