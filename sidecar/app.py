@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 import structlog
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection
 
 from sidecar import admin, health, servicer
 from sidecar.counters import Counters

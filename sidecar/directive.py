@@ -26,7 +26,6 @@ from sidecar.model import (
 ROLLOUT_BUCKETS = 10_000
 
 _FORWARD, _WITHHOLD, _PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE
-_PINS_NOTHING = frozenset({AdpRouter.UNSPECIFIED, AdpRouter.UNKNOWN, AdpRouter.DEFAULT})
 _CARRIES_ID = frozenset({EngineDialect.DISAGGREGATED_PARAMS, EngineDialect.CONVERSATION_PARAMS})
 _ENGINE_CHOOSES = frozenset({RankSource.UNSPECIFIED, RankSource.ENGINE})
 
@@ -90,11 +89,7 @@ def _records_sidecar_rank(query: Query, policy: CompiledPolicy, conversation_id:
 
 
 def _can_place(query: Query, policy: CompiledPolicy, _conversation_id: str) -> bool:
-    return (
-        query.engine.rank_source is RankSource.SIDECAR
-        and query.engine.adp_router in _PINS_NOTHING
-        and not _why_not_placed(query, policy)
-    )
+    return query.engine.rank_source is RankSource.SIDECAR and not _why_not_placed(query, policy)
 
 
 def _why_not_placed(query: Query, policy: CompiledPolicy) -> tuple[str, ...]:

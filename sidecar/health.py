@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2
 
 from sidecar.drain import DrainGate, DrainingError
 from sidecar.rpc import Context, Edge, NotFoundError, parse

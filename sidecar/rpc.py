@@ -5,8 +5,10 @@ Messages are parsed here and not by grpc, which would log a traceback for every 
 
 from __future__ import annotations
 
+import asyncio
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -64,6 +66,16 @@ def parse(message_class: type[MessageT], data: bytes) -> MessageT:
         raise MalformedMessageError("the message is malformed or holds invalid UTF-8") from None
 
 
+@contextmanager
+def _ignore_lost_peer(counters: Counters) -> Iterator[None]:
+    # Writing to a peer that left is no defect; a cancelled call is what grpc takes it for.
+    try:
+        yield
+    except (grpc.aio.InternalError, grpc.aio.UsageError):
+        counters.add("lost_calls")
+        raise asyncio.CancelledError from None
+
+
 class Edge:
     """Makes plain functions and coroutines into handlers that end every call with a status."""
 
@@ -77,10 +89,11 @@ class Edge:
         """Makes a plain function the handler of a unary RPC."""
 
         async def call(data: bytes, context: Context) -> bytes:
-            try:
-                return handle(parse(message_class, data)).SerializeToString()
-            except Exception as error:  # noqa: BLE001, one call's failure must stay its own
-                await self._abort(context, error)
+            with _ignore_lost_peer(self._counters):
+                try:
+                    return handle(parse(message_class, data)).SerializeToString()
+                except Exception as error:  # noqa: BLE001, one call's failure must stay its own
+                    await self._abort(context, error)
 
         return grpc.unary_unary_rpc_method_handler(call)
 
@@ -103,12 +116,13 @@ class Edge:
         return grpc.unary_stream_rpc_method_handler(call)
 
     async def _shield(self, call: Awaitable[None], context: Context) -> None:
-        try:
-            await call
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:  # noqa: BLE001, one call's failure must stay its own
-            await self._abort(context, error)
+        with _ignore_lost_peer(self._counters):
+            try:
+                await call
+            except grpc.aio.BaseError:
+                raise
+            except Exception as error:  # noqa: BLE001, one call's failure must stay its own
+                await self._abort(context, error)
 
     async def _abort(self, context: Context, error: Exception) -> NoReturn:
         if isinstance(error, (FieldError, MalformedMessageError)):

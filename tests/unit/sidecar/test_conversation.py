@@ -1,0 +1,95 @@
+"""Conversation ids: the rule of the contract, held against its document."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.conversation import hash_conversation, make_conversation_id
+from sidecar.model import IdScope
+
+_CONTRACT = Path(__file__).parents[3] / "docs" / "contract.md"
+_SCOPES = {"off": IdScope.OFF, "weak": IdScope.WEAK, "all": IdScope.ALL}
+
+
+def _read_vectors() -> list[dict[str, Any]]:
+    block = re.search(r"```json\n(.*?)```", _CONTRACT.read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    return [json.loads(line) for line in block[1].splitlines()]
+
+
+def _text(vector: dict[str, Any], name: str) -> str:
+    if name in vector:
+        return str(vector[name])
+    part, times = vector[f"{name}_repeats"]
+    return str(part) * int(times)
+
+
+@pytest.mark.parametrize("vector", _read_vectors())
+def test_ids_and_hashes_equal_the_contracts_vectors(vector: dict[str, Any]) -> None:
+    """Each line of the document is what the code gives."""
+    made = make_conversation_id(
+        _text(vector, "session_id"),
+        vector["tenant"],
+        _SCOPES[vector["scope"]],
+        derive_always=vector["ids"] == "derive_always",
+    )
+    assert made == _text(vector, "conversation_id")
+    assert hash_conversation(made) == vector["conversation_hash"]
+
+
+def test_the_document_has_enough_vectors() -> None:
+    """Both outcomes of every scope are among the vectors."""
+    seen = {(v["scope"], str(v.get("conversation_id", "")).startswith("rh1-")) for v in _read_vectors()}
+    assert seen == {(scope, derived) for scope in _SCOPES for derived in (True, False)}
+
+
+@pytest.mark.parametrize(
+    "character", ["\x00", "\t", "\x1f", "\x7f", "\x80", "\x85", "\x9f", "\u2028", "\u2029"]
+)
+def test_control_characters_are_derived(character: str) -> None:
+    """The fixed list of characters never reaches an engine."""
+    made = make_conversation_id(f"a{character}b", "", IdScope.WEAK, derive_always=False)
+    assert re.fullmatch("rh1-[0-9a-f]{32}", made)
+
+
+@pytest.mark.parametrize("character", [" ", "~", "\xa0", "\xad", "\u2027", "\u202a", "\u200b", "\U0010ffff"])
+def test_other_characters_pass(character: str) -> None:
+    """A character beside the fixed list leaves the id verbatim."""
+    assert make_conversation_id(f"a{character}b", "", IdScope.WEAK, derive_always=False) == f"a{character}b"
+
+
+@pytest.mark.parametrize(("size", "derived"), [(15, True), (16, False)])
+def test_weak_scope_ends_at_sixteen_bytes(size: int, derived: bool) -> None:
+    """With a tenant, 15 bytes are derived and 16 are not."""
+    made = make_conversation_id("x" * size, "tenant", IdScope.WEAK, derive_always=False)
+    assert made.startswith("rh1-") == derived
+
+
+_pairs = st.tuples(st.text(min_size=1), st.text(min_size=1))
+
+
+@given(first=_pairs, second=_pairs)
+def test_scoped_ids_differ_for_different_pairs(first: tuple[str, str], second: tuple[str, str]) -> None:
+    """With scope `all`, two ids are equal only for equal tenants and sessions."""
+    ids = [
+        make_conversation_id(session_id, tenant, IdScope.ALL, derive_always=False)
+        for tenant, session_id in (first, second)
+    ]
+    assert (ids[0] == ids[1]) == (first == second)
+
+
+@given(st.text(min_size=1), st.text(), st.sampled_from(list(IdScope)), st.booleans())
+def test_every_id_is_safe_for_an_engine(
+    session_id: str, tenant: str, scope: IdScope, derive_always: bool
+) -> None:
+    """No id is longer than 256 bytes or has a control character."""
+    made = make_conversation_id(session_id, tenant, scope, derive_always=derive_always)
+    assert 0 < len(made.encode()) <= 256
+    assert not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", made)
