@@ -14,7 +14,8 @@ CHANNEL_OPTIONS = (
     # A channel of its own, so that another client's failures don't delay ours.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Despite its name the least time that an attempt to connect gets; a busy worker needs some.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
 )
@@ -62,6 +63,8 @@ async def describe_end(call: EnrichCall) -> str:
             ("No such file", "socket-missing"),
             ("refused", "connection-refused"),
             ("draining", "sidecar-draining"),
+            ("http1", "not-grpc"),
+            ("timed out", "connection-timed-out"),
         ):
             if text in details:
                 return token

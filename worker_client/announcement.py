@@ -26,11 +26,30 @@ _ADVICE = {
 _DEFAULT_ADVICE = "see the token in docs/reference.md"
 
 
+class _SafeLog:
+    """The worker's own log, which may fail, as on a closed stdout; a request must not feel it."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+
+    def info(self, event: str, **fields: Any) -> None:
+        with contextlib.suppress(Exception):
+            self._log.info(event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        with contextlib.suppress(Exception):
+            self._log.warning(event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        with contextlib.suppress(Exception):
+            self._log.error(event, **fields)
+
+
 class Announcer:
     """Writes to structlog, configured by the worker; this library configures nothing."""
 
     def __init__(self, log: Any = None) -> None:
-        self._log: Any = structlog.get_logger("worker_client") if log is None else log
+        self._log = _SafeLog(structlog.get_logger("worker_client") if log is None else log)
         self._said: set[object] = set()
 
     def _is_first(self, *key: object) -> bool:
@@ -38,10 +57,6 @@ class Announcer:
             return False
         self._said.add(key)
         return True
-
-    def _say(self, level: str, event: str, **fields: Any) -> None:
-        with contextlib.suppress(Exception):  # the worker's own log may fail, as on a closed stdout
-            getattr(self._log, level)(event, **fields)
 
     def announce_active(
         self, phase: Phase, answer: Answer, engine: EngineProfile, params: EngineParams, *, plain_ids: bool
@@ -70,13 +85,12 @@ class Announcer:
             fields["rank_placed"] = True
         if plain_ids:
             fields["conversation_id"] = answer.conversation_id
-        self._say("info", "conversation_affinity_active", **fields)
+        self._log.info("conversation_affinity_active", **fields)
 
     def announce_inactive(self, phase: Phase, answer: Answer, reason: str) -> None:
         """Warns once per leg and reason that an id was resolved, is wanted and was not attached."""
         if self._is_first("inactive", phase, reason):
-            self._say(
-                "warning",
+            self._log.warning(
                 "conversation_affinity_inactive",
                 phase=phase.name.lower(),
                 reason=reason,
@@ -88,8 +102,7 @@ class Announcer:
     def announce_confirmed(self, phase: Phase, answer: Answer, rank: int) -> None:
         """Says once that a second turn was observed on the rank of the first."""
         if self._is_first("confirmed"):
-            self._say(
-                "info",
+            self._log.info(
                 "conversation_affinity_confirmed",
                 phase=phase.name.lower(),
                 observed_dp_rank=rank,
@@ -99,8 +112,7 @@ class Announcer:
     def announce_not_honoured(self, phase: Phase) -> None:
         """Warns once per leg that conversations keep moving although their id is attached."""
         if self._is_first("not-honoured", phase):
-            self._say(
-                "warning",
+            self._log.warning(
                 "conversation_affinity_not_honoured",
                 phase=phase.name.lower(),
                 change="the engine is told the conversation and moves it all the same: check that it runs "
@@ -110,12 +122,13 @@ class Announcer:
     def announce_bad_rank(self, reason: str) -> None:
         """Warns once that a rank was dropped because the engine has no such rank."""
         if self._is_first("bad-rank", reason):
-            self._say("warning", "attention_dp_rank_dropped", reason=reason)
+            self._log.warning("attention_dp_rank_dropped", reason=reason)
 
     def announce_fault(self, fault: str, *, is_fatal: bool) -> None:
         """Says once what is wrong with the settings on this engine."""
         if self._is_first("fault", fault):
-            self._say("error" if is_fatal else "warning", "routing_hints_setting_ignored", fault=fault)
+            say = self._log.error if is_fatal else self._log.warning
+            say("routing_hints_setting_ignored", fault=fault)
 
     def announce_defect(self, error: BaseException) -> None:
         """Logs an exception as a defect of this library, once per place that it comes from.
@@ -125,8 +138,7 @@ class Announcer:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}:{frame.lineno}"
         if self._is_first("defect", place):
-            self._say(
-                "error",
+            self._log.error(
                 "routing_hints_defect",
                 error=type(error).__name__,
                 place=place,
@@ -135,8 +147,7 @@ class Announcer:
 
     def announce_silence(self, reason: str) -> None:
         """Warns that the sidecar does not answer; once per episode is the caller's duty."""
-        self._say(
-            "warning",
+        self._log.warning(
             "sidecar_silent",
             reason=reason,
             effect="known conversations keep their id; the local rule decides others",
@@ -144,4 +155,4 @@ class Announcer:
 
     def announce_recovery(self) -> None:
         """Says that the sidecar answers again."""
-        self._say("info", "sidecar_recovered")
+        self._log.info("sidecar_recovered")

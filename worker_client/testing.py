@@ -147,6 +147,7 @@ class InProcessSidecar:
         response = service_pb2.EnrichStreamResponse()
         if message.HasField("hello"):
             response.policy.revision = _REVISION
+            response.policy.local_sources.extend(ClientPolicy().local_sources)  # type: ignore[arg-type]
         self.finishes.extend(message.finishes)
         for item in message.items:
             self.requests.append(item.request)

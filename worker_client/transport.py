@@ -112,7 +112,7 @@ class Transport:
         """Queues the end of a question's request, if the sidecar has heard of it at all."""
         if not question.is_sent:
             return
-        if question.stream_number == self._stream_number:
+        if question.stream_number == self._stream_number and not self._failure:
             finish.seq = question.seq
         if len(self._finishes) == MAX_FINISHES:
             self._stats.count("finishes_lost")
@@ -150,23 +150,23 @@ class Transport:
                     call.cancel()
                 if self._is_closing:
                     return
-                self._failure = reason
-                self._announce_silence(reason)
-                self._stats.count("stream_lost", reason)
-                self._release_all()
-                await self._await_ready(channel)
+                self._note_loss(reason)
+                # gRPC paces its own attempts to connect; between them a new stream fails at once.
+                await asyncio.sleep(_PAUSE_AFTER_LOSS_S)
 
-    async def _await_ready(self, channel: grpc.aio.Channel) -> None:
-        """Returns once a new stream is worth trying; gRPC paces its attempts to connect."""
-        await asyncio.sleep(_PAUSE_AFTER_LOSS_S)
-        while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-            await channel.wait_for_state_change(state)
+    def _note_loss(self, reason: str) -> None:
+        if not self._failure:
+            for finish in self._finishes:
+                finish.seq = 0  # it names an item of the stream that is lost
+        if reason != self._failure:
+            self._failure = reason
+            self._stats.count("stream_lost", reason)
+        self._announce_silence(reason)
+        self._release_all()
 
     async def _serve(self, call: _stub.EnrichCall) -> str:
         """Runs one stream until it ends; returns why, as a reason token."""
         self._stream_number += 1
-        for finish in self._finishes:
-            finish.seq = 0  # it names an item of an earlier stream
         try:
             hello = service_pb2.StreamHello(
                 worker_id=self._config.worker_id, client_version=_client_version()
@@ -235,7 +235,7 @@ class Transport:
     def _reply(self, question: Question, answer: Answer | None) -> None:
         if not question.reply.done():
             question.reply.set_result(answer)
-        elif answer is not None:
+        elif answer is not None and question.is_late:
             self._stats.count("late_answers")
 
     async def _write_all(self, call: _stub.EnrichCall) -> None:
