@@ -84,7 +84,5 @@ def test_every_variable_of_the_page_is_read() -> None:
     """No variable is documented that nothing reads."""
     listed = {word for word in code_words() if re.fullmatch(r"ROUTING_HINTS_\w+|DYN_\w+", word)}
     read = set().union(*map(string_literals, source_files()))
-    if importlib.util.find_spec("pydantic") is None:
-        listed -= {"ROUTING_HINTS_LISTEN", "ROUTING_HINTS_POLICY"}
     assert listed - read == set()
     assert {word for word in read if re.fullmatch(r"ROUTING_HINTS_[A-Z_]+", word)} - listed == set()
