@@ -33,3 +33,8 @@ class CompiledPolicy:
     identity_headers: tuple[str, ...]
     """Names of the headers that can change an answer, in lower case, sorted."""
     logs_plain_ids: bool
+
+    @property
+    def mode(self) -> str:
+        """`on`, `shadow` or `off`, as in the policy."""
+        return "off" if self.is_off else "shadow" if self.is_shadow else "on"

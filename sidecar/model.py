@@ -181,6 +181,8 @@ class Query:
     tenant: str = ""
     unknown_enums: tuple[str, ...] = ()
     """Paths of the fields whose enum value this sidecar does not know."""
+    prompt_tokens: int = 0
+    """0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,8 @@ class Answer:
     """Machine-readable tokens, most important first."""
     policy_revision: str
     identity_epoch: str
+    decision: Decision = Decision.NONE
+    """What the placement table knew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
         engine,
         message.tenant,
         tuple(unknown),
+        message.prompt_tokens,
     )
 
 
