@@ -33,6 +33,8 @@ class CompiledPolicy:
     identity_headers: tuple[str, ...]
     """Names of the headers that can change an answer, in lower case, sorted."""
     logs_plain_ids: bool
+    logged_buckets: int
+    """How many of the 10,000 buckets of requests have their decisions logged."""
 
     @property
     def mode(self) -> str:

@@ -1,4 +1,4 @@
-"""The reasons that a worker's client gives where it did not do as answered; docs/reference.md has them all."""
+"""The reasons that a client gives where it did not do as answered; docs/reference.md explains them."""
 
 from __future__ import annotations
 

@@ -183,6 +183,8 @@ class Query:
     """Paths of the fields whose enum value this sidecar does not know."""
     prompt_tokens: int = 0
     """0 if unknown."""
+    model: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,8 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
         message.tenant,
         tuple(unknown),
         message.prompt_tokens,
+        message.model,
+        message.traceparent,
     )
 
 
