@@ -7,7 +7,7 @@ the raw one is personal data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -43,21 +43,20 @@ class DecisionTracer:
         parent = self._propagator.extract({"traceparent": query.traceparent})
         span = self._tracer.start_span(SPAN_NAME, parent, start_time=started_at_ns)
         if span.is_recording():
-            span.set_attributes(
-                {
-                    "gen_ai.conversation.id": answer.conversation_hash,
-                    "gen_ai.request.model": query.model,
-                    "routing_hints.decision": answer.decision.name.lower(),
-                    "routing_hints.decision_id": decision_id,
-                    "routing_hints.directive": answer.directive.name.lower(),
-                    "routing_hints.id_attached": answer.conversation_id is not None,
-                    "routing_hints.notices": answer.notices,
-                    "routing_hints.phase": query.phase.name.lower(),
-                    "routing_hints.policy_revision": answer.policy_revision,
-                    "routing_hints.request_id": query.request_id,
-                    "routing_hints.source": answer.source_detail or "none",
-                }
-            )
+            attributes: dict[str, str | bool | Sequence[str]] = {
+                "gen_ai.conversation.id": answer.conversation_hash,
+                "gen_ai.request.model": query.model,
+                "routing_hints.decision": answer.decision.name.lower(),
+                "routing_hints.decision_id": decision_id,
+                "routing_hints.directive": answer.directive.name.lower(),
+                "routing_hints.id_attached": answer.conversation_id is not None,
+                "routing_hints.notices": answer.notices,
+                "routing_hints.phase": query.phase.name.lower(),
+                "routing_hints.policy_revision": answer.policy_revision,
+                "routing_hints.request_id": query.request_id,
+                "routing_hints.source": answer.source_detail or "none",
+            }
+            span.set_attributes({name: value for name, value in attributes.items() if value != ""})
         span.end(ended_at_ns)
 
     def close(self) -> None:

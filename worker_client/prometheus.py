@@ -15,8 +15,8 @@ from worker_client.client import RoutingHintClient
 
 _PREFIX = "routing_hints_client_"
 _HELP = "See docs/reference.md of routing-hint-sidecar."
-# What the one label of a counter holds; parts are separated by slashes. Others have no label.
-_LABELS = {
+# What the label of a counter holds; parts are separated by slashes. Others have none.
+LABELS = {
     "applied": ("directive",),
     "cached_tokens": ("directive", "decision"),
     "defects": ("exception",),
@@ -46,7 +46,7 @@ class StatsCollector(Collector):
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Gives the counters as they are now."""
         for name, counts in self._client.stats().items():
-            labels = _LABELS.get(name, ())
+            labels = LABELS.get(name, ())
             family = CounterMetricFamily(f"{_PREFIX}{name}", _HELP, labels=labels)
             for label, count in counts.items():
                 family.add_metric(label.split("/") if labels else (), count)
