@@ -19,7 +19,7 @@ class Counters:
         self._gauges: dict[str, GaugeReader] = {}
 
     def declare(self, name: str, *labels: tuple[str, str]) -> None:
-        """Makes a counter visible at zero, so that an alert can tell "never" from "not measured"."""
+        """Shows a counter to Prometheus before it is raised, so that an alert sees the first rise."""
         self.add(name, *labels, amount=0)
 
     def add(self, name: str, *labels: tuple[str, str], amount: int = 1) -> None:
@@ -36,6 +36,10 @@ class Counters:
         self._gauges[name] = read
 
     def __iter__(self) -> Iterator[tuple[str, Labels, int]]:
+        """Gives name, labels and value of every counter that was ever raised, sorted."""
+        return (entry for entry in self.read_counters() if entry[2])
+
+    def read_counters(self) -> Iterator[tuple[str, Labels, int]]:
         """Gives name, labels and value of every counter that was raised or declared, sorted."""
         for (name, labels), value in sorted(self._values.items()):
             yield name, labels, value

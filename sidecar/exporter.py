@@ -56,7 +56,7 @@ class _CountersCollector(Collector):
         self._counters = counters
 
     def collect(self) -> Iterable[Metric]:
-        yield from _make_metrics(self._counters, "counter", "_total")
+        yield from _make_metrics(self._counters.read_counters(), "counter", "_total")
         yield from _make_metrics(self._counters.read_gauges(), "gauge", "")
 
 

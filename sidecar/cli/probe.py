@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import click
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sidecar.cli.connection import add_connection_options, make_connection
 
@@ -17,8 +17,7 @@ def probe(**options: Any) -> None:
     """Exit 0 if the sidecar serves, 1 if it does not or can't be reached."""
     connection = make_connection(**options)
     with connection.open() as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), timeout=connection.timeout_s
-        )
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=connection.timeout_s)
     click.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
     sys.exit(0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1)

@@ -14,11 +14,12 @@ def test_counters_add_up_by_name_and_labels() -> None:
     assert list(counters) == [("a", (("x", "1"),), 5), ("a", (("x", "2"),), 1)]
 
 
-def test_a_declared_counter_shows_at_zero_and_keeps_its_value() -> None:
-    """Declaring makes it visible and never resets it."""
+def test_a_declared_counter_is_readable_at_zero_and_keeps_its_value() -> None:
+    """Declaring makes it readable, does not count as raising it, and never resets it."""
     counters = Counters()
     counters.declare("a")
-    assert list(counters) == [("a", (), 0)]
+    assert list(counters.read_counters()) == [("a", (), 0)]
+    assert list(counters) == []
     counters.add("a")
     counters.declare("a")
     assert list(counters) == [("a", (), 1)]

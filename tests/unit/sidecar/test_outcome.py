@@ -59,7 +59,7 @@ class _Desk:
     def count(self, name: str) -> dict[str, int]:
         return {
             ",".join(value for _, value in labels): number
-            for found, labels, number in self.counters
+            for found, labels, number in self.counters.read_counters()
             if found == name
         }
 
