@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := sidecar worker_client examples tests hatch_build.py
-RUN_DIR := run
+RUN_DIR := $(CURDIR)/run
+PORT := 50051
 ENGINE ?= $(shell command -v docker || command -v podman || echo docker)
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/routing-hint-sidecar:$(VERSION)
 # podman leaves the health check out of its own format.
-BUILD_FLAGS ?= $(if $(findstring podman,$(ENGINE)),--format docker)
+IMAGE_FORMAT := $(if $(findstring podman,$(ENGINE)),--format docker)
+BUILD_FLAGS ?=
+IMAGE_REQUIREMENTS ?= requirements/image.txt
 IMAGE_TEST_DIR ?= .image-test
 .DEFAULT_GOAL := help
 
@@ -27,9 +30,8 @@ setup: $(VENV)/.installed ## Makes .venv with the project and its tools.
 
 run: setup ## Starts the sidecar on a socket and on loopback TCP, and says what to try.
 	@mkdir -p $(RUN_DIR)
-	@scripts/show-grpcurl-lines
-	@exec $(BIN)/routing-hint-sidecar serve --listen unix://$(CURDIR)/$(RUN_DIR)/sidecar.sock \
-	    --listen tcp://127.0.0.1:50051
+	@scripts/show-grpcurl-lines 127.0.0.1:$(PORT)
+	@exec $(BIN)/routing-hint-sidecar serve --listen unix://$(RUN_DIR)/sidecar.sock --listen tcp://127.0.0.1:$(PORT)
 
 test: setup ## Runs every test.
 	$(BIN)/python -m pytest
@@ -56,7 +58,8 @@ test-wheel: wheel ## Tests the wheel, without the source tree, on every Python a
 	scripts/test-wheel dist
 
 image: ## Builds the sidecar's image with docker or podman.
-	$(ENGINE) build $(BUILD_FLAGS) --build-arg VERSION=$(VERSION) \
+	$(ENGINE) build $(IMAGE_FORMAT) $(BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+	    --build-arg REQUIREMENTS=$(IMAGE_REQUIREMENTS) --build-arg VERSION=$(VERSION) \
 	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) -t $(IMAGE) .
 
 image-test: setup ## Builds the image and tests it, without a registry; needs root and podman.
