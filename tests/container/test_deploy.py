@@ -81,7 +81,7 @@ def test_a_worker_of_the_group_is_answered() -> None:
 
 
 def test_the_daemon_set_hands_its_folder_over() -> None:
-    """With the capabilities of the manifest, root's folder becomes one where the sidecar can make a socket."""
+    """With the manifest's capabilities root's folder becomes one where the sidecar can make a socket."""
     spec = yaml.safe_load((ROOT / "deploy/kubernetes/daemonset.yaml").read_text())["spec"]["template"]["spec"]
     (init,) = spec["initContainers"]
     capabilities = [

@@ -50,4 +50,5 @@ def test_container_commands_print_what_the_page_says(page: str, port: int) -> No
         if command.text.startswith("docker run"):
             with grpc.insecure_channel(target) as channel:
                 grpc.channel_ready_future(channel).result(timeout=_READY_TIMEOUT_S)
-    assert podman("container", "exists", _NAME, check=False).returncode == 1
+    # podman removes a stopped container a moment later.
+    podman("wait", "--condition", "removing", "--condition", "stopped", _NAME, check=False)

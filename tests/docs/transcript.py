@@ -38,7 +38,9 @@ def read_commands(page: Path) -> list[Command]:
     return [command for block in _read_blocks(page.read_text()) for command in _read_block(block)]
 
 
-def run_command(command: Command, environment: Mapping[str, str], replaced: Mapping[str, str]) -> list[str]:
+def run_command(
+    command: Command, environment: Mapping[str, str], replaced: Mapping[str, str], folder: Path | None = None
+) -> list[str]:
     """Runs a command with its addresses replaced; returns what it printed, addresses put back."""
     text = command.text
     for ours, theirs in replaced.items():
