@@ -15,6 +15,7 @@ from sidecar.cli.conversations import conversations
 from sidecar.cli.decision import decision
 from sidecar.cli.policy import policy
 from sidecar.cli.probe import probe
+from sidecar.cli.show_policy import show_policy
 from sidecar.cli.stats import stats
 from sidecar.fault import ConfigurationError, Fault
 from sidecar.listener import find_obstacle
@@ -39,6 +40,7 @@ def main() -> None:
 
 for _command in (conversations, decision, policy, probe, stats):
     main.add_command(_command)
+policy.add_command(show_policy)
 
 
 @main.command()

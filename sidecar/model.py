@@ -181,9 +181,9 @@ class Query:
     tenant: str = ""
     unknown_enums: tuple[str, ...] = ()
     """Paths of the fields whose enum value this sidecar does not know."""
-    prompt_tokens: int = 0
-    """0 if unknown."""
     model: str = ""
+    prompt_tokens: int = 0
+    """Length of the prompt; 0 is unknown."""
     traceparent: str = ""
 
 

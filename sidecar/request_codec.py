@@ -120,9 +120,9 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
         engine,
         message.tenant,
         tuple(unknown),
-        message.prompt_tokens,
-        message.model,
-        message.traceparent,
+        model=message.model,
+        prompt_tokens=message.prompt_tokens,
+        traceparent=message.traceparent,
     )
 
 
