@@ -3,10 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := sidecar worker_client examples tests hatch_build.py
-RUN_DIR := run
+RUN_DIR := $(CURDIR)/run
+PORT := 50051
+ENGINE ?= $(shell command -v docker || command -v podman || echo docker)
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE ?= localhost/routing-hint-sidecar:$(VERSION)
+# podman leaves the health check out of its own format.
+IMAGE_FORMAT := $(if $(findstring podman,$(ENGINE)),--format docker)
+BUILD_FLAGS ?=
+IMAGE_REQUIREMENTS ?= requirements/image.txt
+IMAGE_TEST_DIR ?= .image-test
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run test mutation demo lint proto wheel test-wheel clean
+.PHONY: help setup run test mutation demo lint wheel test-wheel image image-test lock-image clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -14,16 +23,15 @@ help: ## Lists the targets.
 # The generated modules are part of the install, so a change of proto/ installs again.
 $(VENV)/.installed: pyproject.toml hatch_build.py requirements/dev.txt $(shell find proto -name '*.proto')
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -r requirements/dev.txt -c requirements/lock.txt -e '.[sidecar]'
+	$(BIN)/python -m pip install -q -r requirements/dev.txt -c requirements/lock.txt -e '.[sidecar,otel]'
 	touch $@
 
 setup: $(VENV)/.installed ## Makes .venv with the project and its tools.
 
 run: setup ## Starts the sidecar on a socket and on loopback TCP, and says what to try.
 	@mkdir -p $(RUN_DIR)
-	@scripts/show-grpcurl-lines
-	@exec $(BIN)/routing-hint-sidecar serve --listen unix://$(CURDIR)/$(RUN_DIR)/sidecar.sock \
-	    --listen tcp://127.0.0.1:50051
+	@scripts/show-grpcurl-lines 127.0.0.1:$(PORT)
+	@exec $(BIN)/routing-hint-sidecar serve --listen unix://$(RUN_DIR)/sidecar.sock --listen tcp://127.0.0.1:$(PORT)
 
 test: setup ## Runs every test.
 	$(BIN)/python -m pytest
@@ -48,6 +56,17 @@ wheel: setup ## Builds sdist and wheel into dist/.
 
 test-wheel: wheel ## Tests the wheel, without the source tree, on every Python and protobuf/grpcio at hand.
 	scripts/test-wheel dist
+
+image: ## Builds the sidecar's image with docker or podman.
+	$(ENGINE) build $(IMAGE_FORMAT) $(BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+	    --build-arg REQUIREMENTS=$(IMAGE_REQUIREMENTS) --build-arg VERSION=$(VERSION) \
+	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) -t $(IMAGE) .
+
+image-test: setup ## Builds the image and tests it, without a registry; needs root and podman.
+	scripts/image-test $(IMAGE_TEST_DIR) $(BIN)/python
+
+lock-image: setup ## Pins what goes into the image, with hashes.
+	scripts/lock-image $(BIN)/pip-compile
 
 clean: ## Removes what was built.
 	rm -rf $(VENV) .venv-* build dist generated $(RUN_DIR)

@@ -5,18 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import uvloop
 
 from sidecar.app import run
+from sidecar.cli.conversations import conversations
+from sidecar.cli.decision import decision
+from sidecar.cli.policy import policy
+from sidecar.cli.probe import probe
+from sidecar.cli.show_policy import show_policy
+from sidecar.cli.stats import stats
 from sidecar.fault import ConfigurationError, Fault
 from sidecar.listener import find_obstacle
 from sidecar.logs import configure_logging
 from sidecar.policy import Policy
 from sidecar.policy_file import EMBEDDED, PolicyHolder, activate, load_policy
-from sidecar.settings import DEFAULT_DRAIN_TIMEOUT_S, DEFAULT_LISTEN, read_settings
+from sidecar.settings import (
+    DEFAULT_DRAIN_TIMEOUT_S,
+    DEFAULT_LISTEN,
+    DEFAULT_SOCKET_MODE,
+    read_settings,
+)
 
 BAD_CONFIGURATION = 2
 
@@ -27,6 +38,11 @@ def main() -> None:
     """Tells workers which conversation a request belongs to, and what to do with its rank."""
 
 
+for _command in (conversations, decision, policy, probe, stats):
+    main.add_command(_command)
+policy.add_command(show_policy)
+
+
 @main.command()
 @click.option(
     "--listen",
@@ -35,19 +51,23 @@ def main() -> None:
     help=f"unix:///path or tcp://host:port; may be given several times.  [default: {DEFAULT_LISTEN}]",
 )
 @click.option("--policy", metavar="FILE", help="Policy file (YAML).  [default: the embedded policy]")
+@click.option("--metrics-listen", metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz over HTTP.")
+@click.option("--socket-mode", metavar="MODE", help=f"Of socket files.  [default: {DEFAULT_SOCKET_MODE:04o}]")
+@click.option("--socket-group", metavar="GROUP", help="Of socket files, a name or a number.")
+@click.option("--tls-cert", metavar="FILE", help="Serve TCP with TLS by this certificate chain (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Its key (PEM).")
+@click.option(
+    "--tls-client-ca", metavar="FILE", help="Callers must show a certificate of this authority (PEM)."
+)
 @click.option(
     "--drain-timeout-s",
     metavar="SECONDS",
     help=f"How long SIGTERM waits for open streams.  [default: {DEFAULT_DRAIN_TIMEOUT_S:g}]",
 )
-@click.option("--insecure-bind", is_flag=True, help="Permit TCP addresses that others can reach.")
-def serve(
-    listen: tuple[str, ...], policy: str | None, drain_timeout_s: str | None, insecure_bind: bool
-) -> None:
+@click.option("--insecure-bind", is_flag=True, help="Permit TCP addresses without TLS that others can reach.")
+def serve(**options: Any) -> None:
     """Serve until SIGTERM."""
-    settings, faults = read_settings(
-        listen=listen, policy=policy, drain_timeout_s=drain_timeout_s, insecure_bind=insecure_bind
-    )
+    settings, faults = read_settings(**options)
     content = Policy()
     try:
         if settings.policy_path is not None:
@@ -55,13 +75,14 @@ def serve(
     except ConfigurationError as error:
         faults.extend(error.faults)
     if faults:
-        faults.extend(obstacle for obstacle in map(find_obstacle, settings.listen) if obstacle)
+        addresses = (*settings.listen, *filter(None, (settings.metrics_listen,)))
+        faults.extend(obstacle for obstacle in map(find_obstacle, addresses) if obstacle)
         _exit_with(faults)
     configure_logging(content.operational.logging)
     origin = EMBEDDED if settings.policy_path is None else str(settings.policy_path)
     holder = PolicyHolder(activate(content, origin))
     try:
-        uvloop.run(run(settings.listen, holder, settings.drain_timeout_s))
+        uvloop.run(run(settings, holder))
     except ConfigurationError as error:
         _exit_with(error.faults)
 

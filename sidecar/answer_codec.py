@@ -7,11 +7,7 @@ from typing import Any
 
 from routing_hints.v1 import service_pb2, types_pb2
 from sidecar.compiled import CompiledPolicy
-from sidecar.model import Answer, Decision, Explanation, FinishReport, RankDirective
-
-_DIRECTIVE_LABELS = {directive.value: directive.name.lower() for directive in RankDirective}
-# An outcome that is not set is a completed one.
-_OUTCOME_LABELS = {0: "completed", 1: "completed", 2: "failed", 3: "cancelled"}
+from sidecar.model import Answer, Explanation, FinishReport
 
 
 def encode_answer(answer: Answer, decision_id: str) -> service_pb2.EnrichResponse:
@@ -37,7 +33,7 @@ def _encode_answer(
         rank_directive=_number(answer.directive),
         source=_number(answer.source),
         source_detail=answer.source_detail,
-        decision=_number(Decision.NONE),
+        decision=_number(answer.decision),
         decision_id=decision_id,
         conversation_hash=answer.conversation_hash,
         policy_revision=answer.policy_revision,
@@ -92,15 +88,6 @@ def encode_finish(report: FinishReport) -> service_pb2.Finish:
         cached_tokens=report.cached_tokens,
         seq=report.seq,
         **numbers,
-    )
-
-
-def label_finish(report: FinishReport) -> tuple[tuple[str, str], ...]:
-    """Returns how a request ended as labels of a counter; numbers that no enum knows are `unknown`."""
-    return (
-        ("applied_directive", _DIRECTIVE_LABELS.get(report.applied_directive, "unknown")),
-        ("id_attached", "true" if report.id_attached else "false"),
-        ("outcome", _OUTCOME_LABELS.get(report.outcome, "unknown")),
     )
 
 

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import grpc.aio
 import structlog
 from grpc_reflection.v1alpha import reflection
 
-from sidecar import admin, health, servicer
+from sidecar import admin, exporter, health, servicer
+from sidecar.address import Address, TcpAddress
+from sidecar.census import Census
 from sidecar.counters import Counters
 from sidecar.decider import Decider
 from sidecar.drain import DrainGate
 from sidecar.listener import bind_all
+from sidecar.outcome import OutcomeLog
 from sidecar.policy_file import PolicyHolder
 from sidecar.recorder import Recorder
 from sidecar.rpc import DefectLog, Edge
-from sidecar.settings import Address
+from sidecar.settings import Settings, SocketAccess, TlsFiles
 from sidecar.stream import StreamServicer
+from sidecar.tls import CertificateSource
+from sidecar.tracing import DecisionTracer, make_tracer
+from sidecar.web import WebServer, start_web
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 _OPTIONS = (
@@ -42,13 +51,17 @@ class App:
 
     Attributes:
         addresses: where it listens, chosen ports filled in.
+        metrics_address: where its HTTP side listens; None if there is none.
     """
 
     addresses: tuple[Address, ...]
+    metrics_address: TcpAddress | None
     _server: grpc.aio.Server
     _health: health.Health
     _gate: DrainGate
     _streams: StreamServicer
+    _web: WebServer | None
+    _tracer: DecisionTracer | None
 
     async def stop(self, drain_timeout_s: float, hurry: asyncio.Event | None = None) -> None:
         """Says so in health, lets streams end after the batch at hand, then stops.
@@ -68,26 +81,48 @@ class App:
             waiter.cancel()
         left_s = max(deadline - time.monotonic(), 0.0)
         await self._server.stop(None if is_hurried else left_s)
+        if self._web is not None:
+            await self._web.stop()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
 
-async def start_app(addresses: tuple[Address, ...], holder: PolicyHolder) -> App:
+async def start_app(
+    addresses: tuple[Address, ...],
+    holder: PolicyHolder,
+    *,
+    metrics_listen: TcpAddress | None = None,
+    socket_access: SocketAccess = SocketAccess(),  # noqa: B008, frozen
+    tls: TlsFiles | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> App:
     """Builds and starts a sidecar.
 
     Args:
         addresses: where to listen.
         holder: gives the policy in force.
+        metrics_listen: where the HTTP side listens; None for none.
+        socket_access: who may use socket files.
+        tls: for the TCP addresses; None serves them in clear.
+        environment: OpenTelemetry's variables, where spans are wanted.
 
     Raises:
-        ConfigurationError: an address can't be bound.
+        ConfigurationError: an address can't be bound, or the TLS files are unusable.
     """
     counters = Counters()
+    counters.gauge("open_streams", lambda: [((), counters.open_streams)])
     defects = DefectLog(counters)
     edge = Edge(counters, defects)
     recorder = Recorder(time.time)
     gate = DrainGate()
     well = health.Health(("listener", "sigterm"))
-    decider = Decider(holder, recorder, counters)
-    streams = StreamServicer(decider, holder, recorder, counters, defects, gate)
+    census = Census(counters)
+    registry = exporter.make_registry(counters, holder)
+    observe_latency_s = exporter.make_latency_histogram(registry).observe
+    tracer = make_tracer(environment)
+    decider = Decider(holder, recorder, counters, census, observe_latency_s, tracer)
+    outcomes = OutcomeLog(counters, census)
+    streams = StreamServicer(decider, holder, recorder, outcomes, counters, defects, gate)
     names = (servicer.SERVICE_NAME, admin.SERVICE_NAME)
 
     server = grpc.aio.server(options=_OPTIONS)
@@ -99,18 +134,22 @@ async def start_app(addresses: tuple[Address, ...], holder: PolicyHolder) -> App
         )
     )
     reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    bound = bind_all(server, addresses)
+    credentials = CertificateSource(tls, counters).make_credentials() if tls is not None else None
+    bound = bind_all(server, addresses, socket_access, credentials)
+    web = await start_web(metrics_listen, registry, well) if metrics_listen is not None else None
     await server.start()
     well.set("listener", True)
     well.set("sigterm", True)
-    return App(tuple(bound), server, well, gate, streams)
+    return App(
+        tuple(bound), web.address if web is not None else None, server, well, gate, streams, web, tracer
+    )
 
 
-async def run(addresses: tuple[Address, ...], holder: PolicyHolder, drain_timeout_s: float) -> None:
+async def run(settings: Settings, holder: PolicyHolder) -> None:
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the drain at once.
 
     Raises:
-        ConfigurationError: an address can't be bound.
+        ConfigurationError: an address can't be bound, or the TLS files are unusable.
     """
     log = structlog.get_logger("sidecar")
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -121,16 +160,31 @@ async def run(addresses: tuple[Address, ...], holder: PolicyHolder, drain_timeou
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, take_signal)
-    app = await start_app(addresses, holder)
+    app = await start_app(
+        settings.listen,
+        holder,
+        metrics_listen=settings.metrics_listen,
+        socket_access=settings.socket_access,
+        tls=settings.tls,
+        environment=os.environ,
+    )
     policy = holder.current
     log.info(
         "sidecar_started",
         listen=[str(address) for address in app.addresses],
+        metrics_listen=app.metrics_address and app.metrics_address.netloc,
+        tls=_describe_tls(settings.tls),
         policy=policy.origin,
         policy_revision=policy.compiled.revision,
         identity_epoch=policy.compiled.identity_epoch,
     )
     await stop.wait()
-    log.info("sidecar_draining", drain_timeout_s=drain_timeout_s)
-    await app.stop(drain_timeout_s, hurry)
+    log.info("sidecar_draining", drain_timeout_s=settings.drain_timeout_s)
+    await app.stop(settings.drain_timeout_s, hurry)
     log.info("sidecar_stopped")
+
+
+def _describe_tls(tls: TlsFiles | None) -> str:
+    if tls is None:
+        return "off"
+    return "server" if tls.client_ca is None else "mutual"

@@ -33,3 +33,10 @@ class CompiledPolicy:
     identity_headers: tuple[str, ...]
     """Names of the headers that can change an answer, in lower case, sorted."""
     logs_plain_ids: bool
+    logged_buckets: int
+    """How many of the 10,000 buckets of requests have their decisions logged."""
+
+    @property
+    def mode(self) -> str:
+        """`on`, `shadow` or `off`, as in the policy."""
+        return "off" if self.is_off else "shadow" if self.is_shadow else "on"

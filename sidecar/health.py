@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -32,6 +32,11 @@ class Health:
     def is_serving(self) -> bool:
         """Whether every component is well."""
         return all(self._well.values())
+
+    @property
+    def components(self) -> Mapping[str, bool]:
+        """How each component is, by name."""
+        return self._well
 
     def set(self, component: str, well: bool) -> None:
         """Says how a component is."""

@@ -11,18 +11,29 @@ from pathlib import Path
 
 import grpc.aio
 
+from sidecar.address import Address, TcpAddress, UnixAddress
 from sidecar.fault import ConfigurationError, Fault
-from sidecar.settings import Address, TcpAddress, UnixAddress
+from sidecar.settings import SocketAccess
 
-# Leaves mode 0660 to a socket file from the moment that it exists.
-_SOCKET_UMASK = 0o117
+_FULL_MODE = 0o777
 _PROBE_TIMEOUT_S = 1.0
 
 
-def bind_all(server: grpc.aio.Server, addresses: Iterable[Address]) -> list[Address]:
+def bind_all(
+    server: grpc.aio.Server,
+    addresses: Iterable[Address],
+    access: SocketAccess,
+    credentials: grpc.ServerCredentials | None,
+) -> list[Address]:
     """Adds the addresses to a server that has not started, and returns them as bound.
 
     A socket file that nobody serves any more is replaced.
+
+    Args:
+        server: what to bind.
+        addresses: where.
+        access: who may use socket files.
+        credentials: for TCP; None serves it in clear.
 
     Raises:
         ConfigurationError: with a fault for each address that can't be bound.
@@ -33,7 +44,9 @@ def bind_all(server: grpc.aio.Server, addresses: Iterable[Address]) -> list[Addr
         obstacle = find_obstacle(address)
         if obstacle is None:
             try:
-                bound.append(_bind(server, address))
+                bound.append(_bind(server, address, access, credentials))
+            except PermissionError:
+                obstacle = Fault("socket-group", f"{address}: no permission to give it to that group")
             except (RuntimeError, OSError):
                 obstacle = Fault("listen", f"{address}: can't be bound")
         if obstacle is not None:
@@ -52,14 +65,24 @@ def find_obstacle(address: Address) -> Fault | None:
     return Fault("listen", f"{address}: {reason}") if reason else None
 
 
-def _bind(server: grpc.aio.Server, address: Address) -> Address:
+def _bind(
+    server: grpc.aio.Server,
+    address: Address,
+    access: SocketAccess,
+    credentials: grpc.ServerCredentials | None,
+) -> Address:
     if isinstance(address, TcpAddress):
-        return TcpAddress(address.host, server.add_insecure_port(address.netloc))
-    previous = os.umask(_SOCKET_UMASK)
+        if credentials is None:
+            return TcpAddress(address.host, server.add_insecure_port(address.netloc))
+        return TcpAddress(address.host, server.add_secure_port(address.netloc, credentials))
+    # The mask leaves the mode to the socket file from the moment that it exists.
+    previous = os.umask(_FULL_MODE & ~access.mode)
     try:
         server.add_insecure_port(f"unix:{address.path}")
     finally:
         os.umask(previous)
+    if access.group_id is not None:
+        os.chown(address.path, -1, access.group_id)
     return address
 
 

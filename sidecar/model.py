@@ -181,6 +181,10 @@ class Query:
     tenant: str = ""
     unknown_enums: tuple[str, ...] = ()
     """Paths of the fields whose enum value this sidecar does not know."""
+    model: str = ""
+    prompt_tokens: int = 0
+    """Length of the prompt; 0 is unknown."""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,8 @@ class Answer:
     """Machine-readable tokens, most important first."""
     policy_revision: str
     identity_epoch: str
+    decision: Decision = Decision.NONE
+    """What the placement table knew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class Logging(_Part):
     format: Literal["json", "console"] = "json"
     log_ids: Literal["hashed", "plain"] = "hashed"
     """`plain` lets the clients log raw ids."""
+    decision_sample_percent: float = Field(default=0.0, strict=True, ge=0, le=100, allow_inf_nan=False)
+    """Share of requests whose decisions the sidecar logs, in steps of 0.01."""
 
 
 class Operational(_Part):
@@ -130,6 +132,7 @@ def compile_policy(policy: Policy) -> CompiledPolicy:
         local_sources=tuple(carrier.source for carrier in structured_first) if worker_may_act else (),
         identity_headers=tuple(sorted(headers)),
         logs_plain_ids=operational.logging.log_ids == "plain",
+        logged_buckets=round(operational.logging.decision_sample_percent * ROLLOUT_BUCKETS / 100),
     )
 
 

@@ -6,9 +6,11 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sidecar.model import Answer, FinishReport, Query
+from sidecar.model import Answer, Engine, FinishReport, Query, RequestKind
 
 CAPACITY = 4_096
+
+_NORMAL = frozenset({RequestKind.UNSPECIFIED, RequestKind.NORMAL})
 
 
 @dataclass(slots=True)
@@ -21,6 +23,12 @@ class Record:
     request_id: str
     worker_id: str
     phase: int
+    is_normal: bool
+    """Whether it was a user's request."""
+    engine: Engine
+    router_rank: int | None
+    prompt_tokens: int
+    """0 if unknown."""
     answer: Answer
     item: tuple[int, int] | None
     """Stream and `seq` that asked; None for a request of its own."""
@@ -58,6 +66,10 @@ class Recorder:
             query.request_id,
             query.worker_id,
             query.phase,
+            query.kind in _NORMAL,
+            query.engine,
+            query.router_rank,
+            query.prompt_tokens,
             answer,
             item,
         )
@@ -68,8 +80,8 @@ class Recorder:
             self._by_item[item] = record
         return decision_id
 
-    def finish(self, report: FinishReport, stream: int) -> bool:
-        """Adds the end of a request to its decision; false if that is not known any more.
+    def finish(self, report: FinishReport, stream: int) -> Record | None:
+        """Adds the end of a request to its decision, and returns that; None if it is not known any more.
 
         Args:
             report: what the worker says. Found by its decision id, else by its `seq` on the stream.
@@ -80,10 +92,9 @@ class Recorder:
             if report.decision_id
             else self._by_item.get((stream, report.seq))
         )
-        if record is None:
-            return False
-        record.finish = report
-        return True
+        if record is not None:
+            record.finish = report
+        return record
 
     def find_by_id(self, decision_id: str) -> Record | None:
         """Returns the decision of that id."""

@@ -120,6 +120,9 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
         engine,
         message.tenant,
         tuple(unknown),
+        model=message.model,
+        prompt_tokens=message.prompt_tokens,
+        traceparent=message.traceparent,
     )
 
 

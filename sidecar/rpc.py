@@ -40,6 +40,7 @@ class DefectLog:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
+        counters.declare("defects")
         self._said: set[str] = set()
         self._log = structlog.get_logger("sidecar")
 

@@ -13,10 +13,11 @@ import grpc
 import grpc.aio
 
 from routing_hints.v1 import service_pb2
-from sidecar.answer_codec import encode_client_policy, label_finish
+from sidecar.answer_codec import encode_client_policy
 from sidecar.counters import Counters
 from sidecar.decider import Decider
 from sidecar.drain import DrainGate, DrainingError
+from sidecar.outcome import OutcomeLog
 from sidecar.policy_file import PolicyHolder
 from sidecar.recorder import Recorder
 from sidecar.request_codec import (
@@ -42,6 +43,7 @@ class StreamServicer:
         decider: Decider,
         holder: PolicyHolder,
         recorder: Recorder,
+        outcomes: OutcomeLog,
         counters: Counters,
         defects: DefectLog,
         gate: DrainGate,
@@ -49,6 +51,7 @@ class StreamServicer:
         self._decider = decider
         self._holder = holder
         self._recorder = recorder
+        self._outcomes = outcomes
         self._counters = counters
         self._defects = defects
         self._gate = gate
@@ -127,9 +130,7 @@ class StreamServicer:
         except FieldError:
             self._counters.add("refused_finishes")
             return
-        self._counters.add("finishes", *label_finish(report))
-        if not self._recorder.finish(report, stream):
-            self._counters.add("unmatched_finishes")
+        self._outcomes.take(report, self._recorder.finish(report, stream))
 
 
 def _check_batch(message: service_pb2.EnrichStreamRequest) -> None:

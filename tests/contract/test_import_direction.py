@@ -9,6 +9,7 @@ import worker_client
 
 WORKER_CLIENT = Path(worker_client.__file__).parent
 CONTRACT_IMPORTERS = {"_stub.py", "codec.py", "testing.py", "transport.py"}
+OPTIONAL = "prometheus.py"
 BASE_INSTALL = {"google", "grpc", "routing_hints", "structlog", "worker_client"}
 
 
@@ -44,11 +45,20 @@ def test_sidecar_never_imports_the_worker_client() -> None:
 
 
 def test_worker_client_needs_nothing_but_its_base_install() -> None:
-    """A worker image gets grpcio, protobuf and structlog, and no module asks for more."""
+    """A worker image gets grpcio, protobuf and structlog, and only the optional module asks for more."""
     import sys
 
-    roots = set().union(*(imported_roots(path) for path in WORKER_CLIENT.rglob("*.py")))
+    paths = {path for path in WORKER_CLIENT.rglob("*.py") if path.name != OPTIONAL}
+    roots = set().union(*map(imported_roots, paths))
     assert roots - set(sys.stdlib_module_names) == BASE_INSTALL - {"google"}
+    optional = imported_roots(WORKER_CLIENT / OPTIONAL) - set(sys.stdlib_module_names)
+    assert optional == {"prometheus_client", "worker_client"}
+
+
+def test_nothing_imports_the_optional_module() -> None:
+    """A worker without prometheus-client never meets it."""
+    name = f"worker_client.{OPTIONAL.removesuffix('.py')}"
+    assert all(name not in path.read_text() for path in WORKER_CLIENT.rglob("*.py"))
 
 
 def test_only_the_edge_of_the_client_imports_generated_code() -> None:

@@ -221,9 +221,11 @@ async def test_stats_count_what_happened(
     stats = await admin.GetStats(admin_pb2.GetStatsRequest())
     assert stats.open_streams == 1
     counted = {(c.name, *(f"{k}={c.labels[k]}" for k in sorted(c.labels))): c.value for c in stats.counters}
+    common = ("decision=none",)
     assert counted == {
-        ("decisions", "directive=withhold", "phase=prefill", "source=header"): 1,
-        ("decisions", "directive=forward", "phase=prefill", "source=session_control"): 1,
+        ("decisions", *common, "directive=withhold", "mode=on", "phase=prefill", "source=header"): 1,
+        ("decisions", *common, "directive=forward", "mode=on", "phase=prefill", "source=session_control"): 1,
+        ("conversations", "phase=prefill"): 2,
         ("notices", "notice=adp-router-unknown"): 1,
         ("final_requests",): 1,
         ("failed_calls", "code=invalid_argument"): 1,

@@ -61,7 +61,10 @@ def test_loopback_addresses_are_permitted(text: str, expected: TcpAddress) -> No
 def test_reachable_addresses_need_a_word(text: str) -> None:
     """An address that others can reach is refused unless the operator insists."""
     assert _faults(listen=[text]) == [
-        f"listen: {text}: can be reached from outside without TLS; --insecure-bind permits it"
+        (
+            f"listen: {text}: can be reached from outside without TLS; give --tls-cert and --tls-key, "
+            "or permit it with --insecure-bind"
+        )
     ]
     assert len(_read(listen=[text], insecure_bind=True).listen) == 1
 

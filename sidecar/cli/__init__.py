@@ -1,0 +1,1 @@
+"""The subcommands that look into a running sidecar, one module each."""
