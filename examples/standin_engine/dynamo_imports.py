@@ -21,6 +21,8 @@ from examples.standin_engine.release import Release
 
 # Modules and the names that are imported from them and not used with text.
 _UNUSED = {
+    "nixl": (),
+    "nixl._api": ("nixl_agent", "nixl_agent_config"),
     "PIL": ("Image",),
     "PIL.Image": ("Image",),
     "safetensors": (),
@@ -148,6 +150,7 @@ def install(release: Release) -> None:
     """
     for module, names in _UNUSED.items():
         _provide(module, {name: _unusable(f"{module}.{name}") for name in names})
+    _provide("tensorrt_llm", {"SamplingParams": SamplingParams})
     _provide("torch.cuda", {"device_count": lambda: 8})
     _provide("tensorrt_llm.executor.request", {"DEFAULT_REQUEST_PRIORITY": 0.5})
     _provide("tensorrt_llm.executor.result", {"Logprob": Logprob})

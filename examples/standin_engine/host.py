@@ -14,7 +14,7 @@ import dataclasses
 import json
 import runpy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,16 @@ def make_llm_class(
         def get_kv_cache_capacity(self) -> dict[str, int]:
             """Returns what the engine reports of its primary cache."""
             return {"maxNumBlocks": MAX_BLOCKS, "tokensPerBlock": TOKENS_PER_BLOCK}
+
+        async def get_stats_async(self, timeout: float | None = None) -> AsyncIterator[dict[str, Any]]:
+            """Yields one row of iteration statistics; Dynamo waits for an idle engine when it shuts down."""
+            del timeout
+            active = sum(1 for call in self.calls if not (call.finished or call.aborted))
+            yield {
+                "numActiveRequests": active,
+                "numQueuedRequests": 0,
+                "kvCacheStats": {"usedNumBlocks": 0, "maxNumBlocks": MAX_BLOCKS},
+            }
 
         def shutdown(self) -> None:
             """Nothing runs on its own here."""

@@ -35,9 +35,16 @@ class CompletionOutput:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """One step of a request; `cached_tokens` counts prompt tokens that were in the KV cache."""
+    """One step of a request.
+
+    Attributes:
+        prompt: The prompt's text, which a request by token ids does not have.
+        cached_tokens: Prompt tokens that were in the KV cache.
+    """
 
     request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
     cached_tokens: int
@@ -119,6 +126,8 @@ class GenerationResult:
         )
         return RequestOutput(
             request_id=call.request_id,
+            prompt=None,
+            prompt_token_ids=list(call.token_ids),
             outputs=[completion],
             finished=call.finished,
             cached_tokens=call.cached_tokens or 0,
