@@ -115,8 +115,12 @@ def _name_idle_features(query: Query, policy: CompiledPolicy, conversation_id: s
         return ("rank-bypasses-kv-cache-router",) if is_bypassed else ()
     notices: tuple[str, ...] = ()
     if conversation_id:
-        is_known = engine.adp_router is AdpRouter.DEFAULT
-        notices = ("router-pins-nothing",) if is_known else ("adp-router-unknown",)
+        if engine.adp_router is not AdpRouter.DEFAULT:
+            notices = ("adp-router-unknown",)
+        elif engine.dialect not in _CARRIES_ID:
+            notices = ("dialect-cannot-carry-id",)  # so configuring its router would not help either
+        else:
+            notices = ("router-pins-nothing",)
     if engine.rank_source is RankSource.ENGINE and query.router_rank is not None:
         notices = (*notices, "router-rank-kept")
     return notices

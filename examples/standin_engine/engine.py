@@ -34,7 +34,7 @@ class StandInLLM:
         max_active: Hard cap of requests per rank.
         max_sessions: Conversations that the conversation router remembers.
         config_as_dict: `args.attention_dp_config` is a mapping, as a YAML file gives it.
-        token_interval_s: Seconds between two generated tokens.
+        token_interval_s: Seconds that each generated token takes.
         on_end: Called with each call when it is over.
 
     Attributes:

@@ -69,7 +69,7 @@ def make_llm_class(
         release: What it stands in for.
         ignores_id: Its conversation router only balances, whatever it is told.
         records_first_rank: See `ConversationRouter`.
-        token_interval_s: Seconds between two generated tokens.
+        token_interval_s: Seconds that each generated token takes.
         on_end: Called with each call when it is over.
     """
 

@@ -57,7 +57,7 @@ class GenerationResult:
         release: What the outputs look like.
         scheduler: Runs the request.
         call: The request.
-        token_interval_s: Seconds between two tokens.
+        token_interval_s: Seconds that each token takes.
         on_end: Called once with the call when it is over, however that came.
     """
 
@@ -105,7 +105,7 @@ class GenerationResult:
         try:
             await self._scheduler.wait_until_placed(call)
             for n in range(1 if call.kwargs.get("streaming") else n_generated, n_generated + 1):
-                if self._token_interval_s and n > 1:
+                if self._token_interval_s:
                     await asyncio.sleep(self._token_interval_s)
                 if call.aborted:
                     return

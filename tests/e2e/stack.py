@@ -196,6 +196,9 @@ class Stack:
             "HOME": str(self.folder / "home"),
             "NO_COLOR": "1",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'generated'}",
+            # Who decided what is tested here, on a machine that may be busy, and not how fast.
+            "ROUTING_HINTS_KNOWN_TIMEOUT_MS": "10000",
+            "ROUTING_HINTS_UNKNOWN_TIMEOUT_MS": "10000",
         }
 
     def await_running(self) -> None:

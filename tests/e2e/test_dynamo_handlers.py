@@ -84,13 +84,14 @@ def test_observed_rank_is_the_one_that_computed_the_prompt(stack: Stack) -> None
 def test_router_rank_was_there_and_was_withheld(stack: Stack) -> None:
     """Dynamo's router chose a rank for the very request that went out without one."""
     request_id = new_request_id()
-    answer = openai_client().chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "which rank?"}],
-        max_tokens=2,
-        extra_headers={"x-dynamo-request-id": request_id, "X-Dynamo-Session-ID": "conversation-withheld"},
-        extra_body={"nvext": {"extra_fields": ["worker_id"]}},
-    )
+    with openai_client() as client:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "which rank?"}],
+            max_tokens=2,
+            extra_headers={"x-dynamo-request-id": request_id, "X-Dynamo-Session-ID": "conversation-withheld"},
+            extra_body={"nvext": {"extra_fields": ["worker_id"]}},
+        )
     legs = find_legs(stack, request_id)
     workers = answer.model_extra["nvext"]["worker_id"]  # type: ignore[index]
     assert workers["prefill_dp_rank"] in range(4)
@@ -132,15 +133,16 @@ def test_cache_salt_keeps_equal_short_ids_apart(stack: Stack) -> None:
 def test_anthropic_agent_header_names_the_conversation(stack: Stack) -> None:
     """A Claude Code session in a request of the Anthropic package reaches both engines as the id."""
     request_id = new_request_id()
-    anthropic_client().messages.create(
-        model=MODEL,
-        max_tokens=2,
-        messages=[{"role": "user", "content": "hello"}],
-        extra_headers={
-            "x-dynamo-request-id": request_id,
-            "X-Claude-Code-Session-Id": "0f0e0d0c-0000-4000-8000-000000000001",
-        },
-    )
+    with anthropic_client() as client:
+        client.messages.create(
+            model=MODEL,
+            max_tokens=2,
+            messages=[{"role": "user", "content": "hello"}],
+            extra_headers={
+                "x-dynamo-request-id": request_id,
+                "X-Claude-Code-Session-Id": "0f0e0d0c-0000-4000-8000-000000000001",
+            },
+        )
     legs = find_legs(stack, request_id)
     assert {leg.conversation_id for leg in legs.values()} == {"0f0e0d0c-0000-4000-8000-000000000001"}
 
@@ -161,15 +163,19 @@ def test_health_check_is_not_asked_about(stack: Stack) -> None:
 def test_cancelled_stream_reaches_the_engine(stack: Stack) -> None:
     """A client that goes away in mid-stream ends the request in the decode engine, and the sidecar hears of it."""
     request_id = new_request_id()
-    stream = openai_client().chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "count"}],
-        max_tokens=4000,
-        stream=True,
-        extra_headers={"x-dynamo-request-id": request_id, "X-Dynamo-Session-ID": "conversation-cancelled"},
-    )
-    next(iter(stream))
-    stream.close()
+    with openai_client() as client:
+        stream = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "count"}],
+            max_tokens=4000,
+            stream=True,
+            extra_headers={
+                "x-dynamo-request-id": request_id,
+                "X-Dynamo-Session-ID": "conversation-cancelled",
+            },
+        )
+        next(iter(stream))
+        stream.close()
     legs = find_legs(stack, request_id)
     assert legs["decode"].call["aborted"]
     assert legs["decode"].decision.finish.outcome == service_pb2.FINISH_OUTCOME_CANCELLED

@@ -46,14 +46,14 @@ def test_http_caller_pins_by_header_and_by_body(make_stack: Callable[[], Stack])
         engine_args,
         release=CONVERSATION,
     )
-    client = openai_client("http://127.0.0.1:8080")
 
     def complete(headers: dict[str, str], body: dict[str, object] | None = None) -> bool | None:
         stack.await_running()
         try:
-            client.completions.create(
-                model=MODEL, prompt=list(range(40)), max_tokens=2, extra_headers=headers, extra_body=body
-            )
+            with openai_client("http://127.0.0.1:8080") as client:
+                client.completions.create(
+                    model=MODEL, prompt=list(range(40)), max_tokens=2, extra_headers=headers, extra_body=body
+                )
         except openai.APIConnectionError:
             return None
         return True

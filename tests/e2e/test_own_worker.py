@@ -133,12 +133,13 @@ def test_engine_that_ignores_the_id_is_found_out(run: Callable[..., Stack]) -> N
     sessions = [f"conversation-adrift-{n}" for n in range(4)]
 
     def send(session: str) -> None:
-        openai_client().chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": f"I am {session}"}],
-            max_tokens=1,
-            extra_headers={"X-Dynamo-Session-ID": session},
-        )
+        with openai_client() as client:
+            client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": f"I am {session}"}],
+                max_tokens=1,
+                extra_headers={"X-Dynamo-Session-ID": session},
+            )
 
     prefill = stack.workers["prefill"]
     with ThreadPoolExecutor(4) as pool:

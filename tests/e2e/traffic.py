@@ -17,12 +17,12 @@ TURN = "the quick brown fox jumps over the lazy dog"
 
 
 def openai_client(base: str = FRONTEND) -> openai.OpenAI:
-    """Returns a client that does not try again."""
+    """Returns a client that does not try again; close it."""
     return openai.OpenAI(base_url=f"{base}/v1", api_key="unused", max_retries=0, timeout=30)
 
 
 def anthropic_client() -> anthropic.Anthropic:
-    """Returns a client that does not try again."""
+    """Returns a client that does not try again; close it."""
     return anthropic.Anthropic(base_url=FRONTEND, api_key="unused", max_retries=0, timeout=30)
 
 
@@ -90,13 +90,14 @@ def ask(
     """Sends one chat request with the OpenAI package; returns its legs."""
     request_id = new_request_id()
     identity = {"X-Dynamo-Session-ID": session} if session else {}
-    openai_client().chat.completions.create(
-        model=MODEL,
-        messages=messages or [{"role": "user", "content": text}],  # type: ignore[arg-type]
-        max_tokens=4,
-        extra_headers={"x-dynamo-request-id": request_id, **identity, **(headers or {})},
-        extra_body={"nvext": dict(nvext)} if nvext else None,
-    )
+    with openai_client() as client:
+        client.chat.completions.create(
+            model=MODEL,
+            messages=messages or [{"role": "user", "content": text}],  # type: ignore[arg-type]
+            max_tokens=4,
+            extra_headers={"x-dynamo-request-id": request_id, **identity, **(headers or {})},
+            extra_body={"nvext": dict(nvext)} if nvext else None,
+        )
     return find_legs(stack, request_id)
 
 
@@ -117,9 +118,10 @@ def await_ready(stack: Stack) -> None:
     def probe() -> bool | None:
         stack.await_running()
         try:
-            openai_client().chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": "ready?"}], max_tokens=1
-            )
+            with openai_client() as client:
+                client.chat.completions.create(
+                    model=MODEL, messages=[{"role": "user", "content": "ready?"}], max_tokens=1
+                )
         except openai.APIError:
             return None
         return all(worker.engine_calls() for worker in stack.workers.values()) or None
