@@ -1,4 +1,4 @@
-"""A worker that has HTTP headers and a body instead of a Dynamo request: OpenAI's completions by token ids."""
+"""A worker that has HTTP headers and a body instead of a Dynamo request: OpenAI's completions."""
 
 import argparse
 import json

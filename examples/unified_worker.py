@@ -18,7 +18,9 @@ from worker_client import EngineProfile, Phase, RoutingHintClient
 class UnifiedEngine(LLMEngine):
     """Serves one engine; Dynamo's worker owns its life."""
 
-    def __init__(self, model_path: str, model_name: str, engine_args: dict[str, Any], block_size: int) -> None:
+    def __init__(
+        self, model_path: str, model_name: str, engine_args: dict[str, Any], block_size: int
+    ) -> None:
         self.model_path, self.model_name = model_path, model_name
         self.engine_args, self.block_size = engine_args, block_size
         self.llm: LLM | None = None

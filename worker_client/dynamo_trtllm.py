@@ -72,9 +72,7 @@ def _wrap(
         if handler not in profiles:
             # The closure must not keep the key of a weak dictionary alive.
             engine = handler.engine
-            profiles[handler] = EngineProfile.lazy(
-                lambda: engine.llm, records_first_rank=records_first_rank
-            )
+            profiles[handler] = EngineProfile.lazy(lambda: engine.llm, records_first_rank=records_first_rank)
         return profiles[handler]
 
     @functools.wraps(step)
@@ -83,7 +81,9 @@ def _wrap(
     ) -> AsyncIterator[Any]:
         phase = _PHASES.get(getattr(handler.disaggregation_mode, "name", ""), Phase.UNSPECIFIED)
         async with client.plan(request, context, phase=phase, engine=profile_of(handler)) as plan:
-            async with aclosing(step(_view_handler(handler, plan), request, context, *args, **kwargs)) as chunks:  # type: ignore[type-var]
+            async with aclosing(
+                step(_view_handler(handler, plan), request, context, *args, **kwargs)
+            ) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:
                     plan.observe(chunk)
                     yield chunk

@@ -20,18 +20,15 @@ from typing import Any, TypeVar
 import grpc
 
 from routing_hints.v1 import admin_pb2, admin_pb2_grpc
-from tests.e2e.model_folder import MODEL, make_model_folder
+from tests.e2e.model_folder import make_model_folder
 
 T = TypeVar("T")
 
 ROOT = Path(__file__).parent.parent.parent
 FRONTEND = "http://127.0.0.1:8000"
-BLOCK_SIZE = 8
-"""Tokens per KV block of the engine stand-in, see its prefix cache."""
 START_TIMEOUT_S = 60
 ANSWER_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 20
-PIN_CONVERSATIONS = {"kv_cache_routing_conversation_affinity": True}
 
 
 def wait_for(look: Callable[[], T | None], what: str, timeout_s: float = ANSWER_TIMEOUT_S) -> T:
@@ -106,7 +103,8 @@ class Worker:
             try:
                 admin.GetDecision(admin_pb2.GetDecisionRequest(request_id=request_id))
             except grpc.RpcError as error:
-                assert error.code() is grpc.StatusCode.NOT_FOUND
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
                 return False
             return True
 
@@ -215,49 +213,12 @@ class Stack:
                 process.send_signal(signal.SIGKILL if name == "frontend" else signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for _, process in self._started:
-            try:
-                process.wait(timeout=max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end_by(process, deadline)
 
 
-def trtllm_arguments(folder: Path, mode: str, adp_config: Mapping[str, object]) -> list[str]:
-    """Returns arguments of Dynamo's own TensorRT-LLM worker for an engine of four attention-DP ranks."""
-    path = folder / f"{mode}.engine.json"
-    path.write_text(json.dumps({"attention_dp_config": dict(adp_config)} if adp_config else {}))
-    return [
-        "--model-path",
-        str(folder / "model"),
-        "--served-model-name",
-        MODEL,
-        "--disaggregation-mode",
-        mode,
-        "--tensor-parallel-size",
-        "4",
-        "--enable-attention-dp",
-        "--extra-engine-args",
-        str(path),
-        "--kv-block-size",
-        str(BLOCK_SIZE),
-        "--max-seq-len",
-        "8192",
-    ]
-
-
-def own_worker_arguments(folder: Path, role: str, adp_config: Mapping[str, object]) -> list[str]:
-    """Returns arguments of `examples/own_worker.py` for an engine of four attention-DP ranks."""
-    engine_args: dict[str, object] = {"tensor_parallel_size": 4, "enable_attention_dp": True}
-    if adp_config:
-        engine_args["attention_dp_config"] = dict(adp_config)
-    return [
-        *(("--role", role) if role else ()),
-        "--model-path",
-        str(folder / "model"),
-        "--model-name",
-        MODEL,
-        "--engine-args",
-        json.dumps(engine_args),
-        "--block-size",
-        str(BLOCK_SIZE),
-    ]
+def _end_by(process: subprocess.Popen[bytes], deadline: float) -> None:
+    try:
+        process.wait(timeout=max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

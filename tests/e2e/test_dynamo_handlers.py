@@ -1,18 +1,18 @@
-"""Dynamo's own handlers of 1.6.1 with this client: frontend, kv router with events, prefill and decode, dp 4."""
+"""Dynamo's own handlers of 1.6.1 with this client: kv router with events, prefill and decode, dp 4."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
-from tests.e2e.stack import PIN_CONVERSATIONS, Stack, trtllm_arguments, wait_for
+from tests.e2e.deployments import LEGS, start_dynamo_handlers
+from tests.e2e.stack import Stack, wait_for
 from tests.e2e.traffic import (
     MODEL,
     anthropic_client,
     ask,
-    await_ready,
     converse,
     find_legs,
     new_request_id,
@@ -20,7 +20,6 @@ from tests.e2e.traffic import (
 )
 
 RELEASE = "conversation_params-1.3.0rc29"
-LEGS = ("prefill", "decode")
 CANARY = {
     "DYN_SYSTEM_ENABLED": "true",
     "DYN_HEALTH_CHECK_ENABLED": "true",
@@ -29,26 +28,21 @@ CANARY = {
 
 
 @pytest.fixture(scope="module")
-def stack(make_stack: Callable[[], Stack]) -> Iterator[Stack]:
+def stack(make_stack: Callable[[], Stack]) -> Stack:
     """The deployment; the engines pin conversations."""
     stack = make_stack()
-    stack.start_frontend("--router-mode", "kv")
-    for number, mode in enumerate(LEGS):
-        stack.start_worker(
-            mode,
-            "examples/dynamo_trtllm.py",
-            *trtllm_arguments(stack.folder, mode, PIN_CONVERSATIONS),
-            "--publish-kv-events",
-            release=RELEASE,
-            host_options=["--token-interval-ms", "20"],
-            environment={**CANARY, "DYN_SYSTEM_PORT": str(9001 + number)},
-        )
-    await_ready(stack)
+    start_dynamo_handlers(
+        stack,
+        "--publish-kv-events",
+        release=RELEASE,
+        environments={leg: {**CANARY, "DYN_SYSTEM_PORT": f"900{n}"} for n, leg in enumerate(LEGS)},
+        host_options=["--token-interval-ms", "20"],
+    )
     return stack
 
 
 def test_conversations_keep_their_rank_on_both_legs(stack: Stack) -> None:
-    """Three turns of three conversations: the id attached, no rank forced, each leg on the rank of its first turn."""
+    """Three turns of three conversations: id attached, no rank forced, each leg on the rank of its first turn."""
     first_ranks = set()
     for session in ("red", "green", "blue"):
         turns = converse(stack, f"conversation-{session}")
@@ -109,7 +103,7 @@ def test_sub_agents_are_conversations_of_their_own(stack: Stack) -> None:
 
 
 def test_request_without_identity_keeps_the_router_rank(stack: Stack) -> None:
-    """Without an id there is nothing to pin by, so the router's rank is forced as it would be without affinity."""
+    """Without an id there is nothing to pin by, so the router's rank is forced as without affinity."""
     for leg in ask(stack).values():
         assert leg.conversation_id is None
         assert leg.forced_rank == leg.rank
@@ -118,7 +112,7 @@ def test_request_without_identity_keeps_the_router_rank(stack: Stack) -> None:
 
 
 def test_cache_salt_keeps_equal_short_ids_apart(stack: Stack) -> None:
-    """The id `1` of two tenants is two derived ids, each the same on both legs, and the salt reaches the engine."""
+    """The id `1` of two tenants is two derived ids, the same on both legs, and the salt reaches the engine."""
     derived = []
     for salt in ("tenant-a", "tenant-b"):
         legs = ask(stack, session="1", nvext={"cache_salt": salt})
@@ -161,7 +155,7 @@ def test_health_check_is_not_asked_about(stack: Stack) -> None:
 
 
 def test_cancelled_stream_reaches_the_engine(stack: Stack) -> None:
-    """A client that goes away in mid-stream ends the request in the decode engine, and the sidecar hears of it."""
+    """A client that goes away in mid-stream ends the request in the decode engine; the sidecar hears of it."""
     request_id = new_request_id()
     with openai_client() as client:
         stream = client.chat.completions.create(
@@ -211,4 +205,3 @@ def test_log_says_once_that_affinity_is_active_and_confirmed(stack: Stack) -> No
         assert len(worker.lines_of("conversation_affinity_confirmed")) == 1
         assert not worker.lines_of("conversation_affinity_not_honoured")
         assert not worker.lines_of("routing_hints_defect")
-

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import openai
 
-from tests.e2e.stack import PIN_CONVERSATIONS, START_TIMEOUT_S, Stack, own_worker_arguments, wait_for
+from tests.e2e.deployments import PIN_CONVERSATIONS, own_worker_arguments
+from tests.e2e.stack import START_TIMEOUT_S, Stack, wait_for
 from tests.e2e.traffic import MODEL, ask, await_ready, converse, openai_client
 
 CONVERSATION = "conversation_params-1.3.0rc29"

@@ -1,4 +1,4 @@
-"""A worker of one's own (`examples/own_worker.py`) on engines of several releases, and the negative controls."""
+"""A worker of one's own, `examples/own_worker.py`, on engines of several releases; the negative controls."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from routing_hints.v1 import types_pb2
-from tests.e2e.stack import PIN_CONVERSATIONS, Stack, own_worker_arguments, wait_for
+from tests.e2e.deployments import LEGS, PIN_CONVERSATIONS, own_worker_arguments
+from tests.e2e.stack import Stack, wait_for
 from tests.e2e.traffic import MODEL, ask, await_ready, converse, openai_client
 
-LEGS = ("prefill", "decode")
 RANK_ONLY = "rank_only-1.3.0rc11"
 CONVERSATION = "conversation_params-1.3.0rc29"
 SUBAGENT = "conversation_params-0.0.0+subagent.affinity"
@@ -44,7 +44,7 @@ def run(make_stack: Callable[[], Stack]) -> Iterator[Callable[..., Stack]]:
 
 
 def test_rank_only_engine_keeps_the_router_rank_and_says_why(run: Callable[..., Stack]) -> None:
-    """An engine that can't be told a conversation gets the router's rank; the conversation is resolved all the same."""
+    """An engine that can't be told a conversation gets the router's rank; it is resolved all the same."""
     leg = {"release": RANK_ONLY}
     stack = run(prefill=leg, decode=leg)
     for turn in converse(stack, "conversation-rank-only"):
@@ -62,7 +62,7 @@ def test_rank_only_engine_keeps_the_router_rank_and_says_why(run: Callable[..., 
 
 
 def test_affinity_demanded_of_a_rank_only_engine_is_warned_of_once(run: Callable[..., Stack]) -> None:
-    """With affinity on, an engine that can't be told a conversation is named once per worker, and requests go on."""
+    """With affinity on, an engine that can't be told a conversation is named once per worker."""
     leg = {"release": RANK_ONLY, "environment": {"DYN_ENGINE_CONV_AFFINITY": "true"}}
     stack = run(prefill=leg, decode=leg)
     converse(stack, "conversation-in-vain", n_turns=2)
@@ -73,8 +73,10 @@ def test_affinity_demanded_of_a_rank_only_engine_is_warned_of_once(run: Callable
         assert "dialect-cannot-carry-id" in inactive
 
 
-def test_fleet_of_mixed_releases_pins_and_places_sub_agents_by_their_parent(run: Callable[..., Stack]) -> None:
-    """Only the engine that knows the parameter gets it, on the context leg; each leg pins by its own engine's means."""
+def test_fleet_of_mixed_releases_pins_and_places_sub_agents_by_their_parent(
+    run: Callable[..., Stack],
+) -> None:
+    """Only the engine that knows the parameter gets it, on the context leg; each leg pins by its means."""
     stack = run(
         prefill={"release": SUBAGENT, "adp_config": PIN_CONVERSATIONS},
         decode={"release": CONVERSATION, "adp_config": PIN_CONVERSATIONS},
@@ -120,7 +122,7 @@ def test_worker_without_this_project_forces_ranks(run: Callable[..., Stack]) -> 
 
 
 def test_engine_that_ignores_the_id_is_found_out(run: Callable[..., Stack]) -> None:
-    """Control: ids are attached to an engine that only balances; the observed ranks move, and that is said once.
+    """Control: ids are attached to an engine that only balances; ranks are seen to move, said once.
 
     Four conversations take their turns together, in another order each time, so that balancing moves them.
     """
@@ -145,11 +147,7 @@ def test_engine_that_ignores_the_id_is_found_out(run: Callable[..., Stack]) -> N
     with ThreadPoolExecutor(4) as pool:
         for turn in range(6):
             n_before = len(prefill.engine_calls())
-            waiting = []
-            for number in range(4):
-                waiting.append(pool.submit(send, sessions[(turn + number) % 4]))
-            for answer in waiting:
-                answer.result()
+            list(pool.map(send, sessions[turn % 4 :] + sessions[: turn % 4]))
             wait_for(lambda n=n_before: len(prefill.engine_calls()) >= n + 4 or None, "the turn's calls")
     calls = prefill.take_new_calls()
     assert {call["conversation_id"] for call in calls} == set(sessions)

@@ -1,4 +1,4 @@
-"""The same requests through Dynamo's handlers as they are and as adopted: the engine calls differ where documented."""
+"""The same requests through Dynamo's handlers as they are and as adopted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.stack import PIN_CONVERSATIONS, Stack, trtllm_arguments
-from tests.e2e.traffic import ask, await_ready
+from tests.e2e.deployments import LEGS, start_dynamo_handlers
+from tests.e2e.stack import Stack
+from tests.e2e.traffic import ask
 
 RELEASE = "conversation_params-1.3.0rc29"
-LEGS = ("prefill", "decode")
 LONG_ID = "conversation-0123456789abcdef"
 FROM_ROUTER = {"attention_dp_rank": "the router's", "attention_dp_relax": False}
 
@@ -28,17 +28,8 @@ def upstream_script() -> str:
     return str(Path(spec.origin).parent / "__main__.py")
 
 
-def start(stack: Stack, script: str) -> None:
-    """Starts both legs with engines that pin conversations, and waits for them."""
-    stack.start_frontend("--router-mode", "kv")
-    for mode in LEGS:
-        arguments = trtllm_arguments(stack.folder, mode, PIN_CONVERSATIONS)
-        stack.start_worker(mode, script, *arguments, "--publish-kv-events", release=RELEASE)
-    await_ready(stack)
-
-
 def send_requests(stack: Stack) -> Calls:
-    """Returns the engine arguments of each request by its name and leg, without what no two requests share."""
+    """Returns the engine arguments of each request by name and leg, without what no two requests share."""
     requests = {
         "new conversation": ask(stack, session=LONG_ID),
         "second turn": ask(stack, session=LONG_ID),
@@ -69,7 +60,7 @@ def comparable(kwargs: dict[str, Any]) -> dict[str, Any]:
 def upstream(make_stack: Callable[[], Stack]) -> Calls:
     """What Dynamo's handlers do as they are."""
     stack = make_stack()
-    start(stack, upstream_script())
+    start_dynamo_handlers(stack, "--publish-kv-events", release=RELEASE, script=upstream_script())
     calls = send_requests(stack)
     stack.stop()
     return calls
@@ -79,7 +70,7 @@ def upstream(make_stack: Callable[[], Stack]) -> Calls:
 def adopted_stack(upstream: Calls, make_stack: Callable[[], Stack]) -> Stack:
     """The same deployment with the client; the peer is gone, both use the same port."""
     stack = make_stack()
-    start(stack, "examples/dynamo_trtllm.py")
+    start_dynamo_handlers(stack, "--publish-kv-events", release=RELEASE)
     return stack
 
 
