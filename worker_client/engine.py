@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ class EngineTypes:
     scheduling_params: type[Any] | None = None
     conversation_params: type[Any] | None = None
     disaggregated_params: type[Any] | None = None
+    attention_dp_config: type[Any] | None = None
 
     @classmethod
     def find(cls) -> EngineTypes:
@@ -30,6 +32,7 @@ class EngineTypes:
             scheduling_params=_find("tensorrt_llm.scheduling_params", "SchedulingParams"),
             conversation_params=_find("tensorrt_llm.llmapi", "ConversationParams"),
             disaggregated_params=_find("tensorrt_llm.llmapi", "DisaggregatedParams"),
+            attention_dp_config=_find("tensorrt_llm.llmapi", "AttentionDpConfig"),
         )
 
 
@@ -85,13 +88,7 @@ class EngineProfile:
         types = EngineTypes.find()
         args = _read(llm, "args")
         config = _read(args, "attention_dp_config")
-        conversation_fields = _field_names(types.disaggregated_params)
-        if types.conversation_params is not None:
-            dialect = EngineDialect.CONVERSATION_PARAMS
-        elif "conversation_id" in conversation_fields and _AFFINITY_FIELD in _field_names(config):
-            dialect = EngineDialect.DISAGGREGATED_PARAMS
-        else:
-            dialect = EngineDialect.RANK_ONLY
+        dialect = _dialect(types, llm, config)
         reuse = _read(_read(args, "kv_cache_config"), "block_reuse_config")
         return cls(
             dialect=dialect,
@@ -137,6 +134,26 @@ class _LazyProfile:
 def with_gate(profile: EngineProfile, adp_router: AdpRouter, rank_source: RankSource) -> EngineProfile:
     """Returns `profile` as the gate wants it seen, keeping its instance."""
     return replace(profile, adp_router=adp_router, rank_source=rank_source)
+
+
+def _dialect(types: EngineTypes, llm: object, config: object) -> EngineDialect:
+    if types.conversation_params is not None and _takes_keyword(llm, "conversation_params"):
+        return EngineDialect.CONVERSATION_PARAMS
+    # The field alone does not tell: the release's router must read it, and that one has a setting.
+    config_fields = _field_names(types.attention_dp_config) | _field_names(config)
+    if "conversation_id" in _field_names(types.disaggregated_params) and _AFFINITY_FIELD in config_fields:
+        return EngineDialect.DISAGGREGATED_PARAMS
+    return EngineDialect.RANK_ONLY
+
+
+def _takes_keyword(llm: object, name: str) -> bool:
+    """Returns whether `llm.generate_async` takes a keyword; also true where its signature can't be read."""
+    try:
+        parameters = inspect.signature(llm.generate_async).parameters  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  a foreign object may raise anything
+        return True
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return name in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def _adp_router(args: object, config: object) -> AdpRouter:

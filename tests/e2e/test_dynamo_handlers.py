@@ -42,7 +42,7 @@ def stack(make_stack: Callable[[], Stack]) -> Stack:
 
 
 def test_conversations_keep_their_rank_on_both_legs(stack: Stack) -> None:
-    """Three turns of three conversations: id attached, no rank forced, each leg on the rank of its first turn."""
+    """Three turns of three conversations: id attached, no rank forced, each leg on one rank."""
     first_ranks = set()
     for session in ("red", "green", "blue"):
         turns = converse(stack, f"conversation-{session}")
@@ -112,7 +112,7 @@ def test_request_without_identity_keeps_the_router_rank(stack: Stack) -> None:
 
 
 def test_cache_salt_keeps_equal_short_ids_apart(stack: Stack) -> None:
-    """The id `1` of two tenants is two derived ids, the same on both legs, and the salt reaches the engine."""
+    """The id `1` of two tenants is two derived ids, the same on both legs; the salt reaches the engine."""
     derived = []
     for salt in ("tenant-a", "tenant-b"):
         legs = ask(stack, session="1", nvext={"cache_salt": salt})
@@ -155,7 +155,7 @@ def test_health_check_is_not_asked_about(stack: Stack) -> None:
 
 
 def test_cancelled_stream_reaches_the_engine(stack: Stack) -> None:
-    """A client that goes away in mid-stream ends the request in the decode engine; the sidecar hears of it."""
+    """A client that goes away in mid-stream ends the request in the decode engine; its sidecar hears it."""
     request_id = new_request_id()
     with openai_client() as client:
         stream = client.chat.completions.create(

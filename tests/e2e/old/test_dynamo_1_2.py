@@ -1,4 +1,4 @@
-"""Dynamo 1.2.1 and its own handlers with this client, on engines of the report that this project starts from."""
+"""Dynamo 1.2.1 and its own handlers with this client, on engines that pin by `disaggregated_params`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def feature_branch(make_stack: Callable[[], Stack]) -> Stack:
 def test_session_of_the_body_pins_both_legs(
     feature_branch: Stack, nvext: dict[str, object], conversation_id: str, carrier: str
 ) -> None:
-    """The conversation is the session of `session_control` or the trajectory of `agent_context`, not the run."""
+    """The conversation is the session of `session_control` or the trajectory of `agent_context`."""
     turns = [ask(feature_branch, nvext=nvext) for _ in range(3)]
     for leg in LEGS:
         assert [turn[leg].conversation_id for turn in turns] == [conversation_id] * 3
