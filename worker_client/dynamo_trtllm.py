@@ -24,10 +24,10 @@ from contextlib import aclosing
 from types import CodeType
 from typing import Any
 
-from worker_client.client import RoutingHintClient
-from worker_client.engine import EngineProfile, EngineSource
+from worker_client.client import CLIENT_DEFECT, RoutingHintClient
+from worker_client.engine import EngineProfile, EngineSource, with_gate
 from worker_client.errors import ConfigurationError
-from worker_client.model import FinishOutcome, Phase
+from worker_client.model import AdpRouter, FinishOutcome, Phase, RankSource
 from worker_client.plan import Plan
 from worker_client.request import as_mapping
 
@@ -66,21 +66,19 @@ def adopt_handlers(
 def _wrap(
     step: Callable[..., AsyncIterator[Any]], client: RoutingHintClient, records_first_rank: bool
 ) -> Callable[..., AsyncIterator[Any]]:
-    profiles: weakref.WeakKeyDictionary[Any, EngineSource] = weakref.WeakKeyDictionary()
+    engines: weakref.WeakKeyDictionary[Any, EngineSource] = weakref.WeakKeyDictionary()
 
-    def profile_of(handler: Any) -> EngineSource:
-        if handler not in profiles:
-            # The closure must not keep the key of a weak dictionary alive.
-            engine = handler.engine
-            profiles[handler] = EngineProfile.lazy(lambda: engine.llm, records_first_rank=records_first_rank)
-        return profiles[handler]
+    def engine_of(handler: Any) -> EngineSource:
+        if handler not in engines:
+            engines[handler] = _HandlerEngine(handler, records_first_rank)
+        return engines[handler]
 
     @functools.wraps(step)
     async def generate(
         handler: Any, request: Any, context: Any, *args: Any, **kwargs: Any
     ) -> AsyncIterator[Any]:
         phase = _PHASES.get(getattr(handler.disaggregation_mode, "name", ""), Phase.UNSPECIFIED)
-        async with client.plan(request, context, phase=phase, engine=profile_of(handler)) as plan:
+        async with client.plan(request, context, phase=phase, engine=engine_of(handler)) as plan:
             async with aclosing(
                 step(_view_handler(handler, plan), request, context, *args, **kwargs)
             ) as chunks:  # type: ignore[type-var]
@@ -96,9 +94,33 @@ def _wrap(
     return generate
 
 
+class _HandlerEngine:
+    """The engine behind a handler, with what Dynamo's own command line says of conversation affinity.
+
+    The names are those of `HandlerBase.__init__` of Dynamo 1.6.1; older releases have neither option.
+    """
+
+    def __init__(self, handler: Any, records_first_rank: bool) -> None:
+        engine = handler.engine  # not the handler: it is the key of a weak dictionary that holds this
+        self._lazy = EngineProfile.lazy(lambda: engine.llm, records_first_rank=records_first_rank)
+        self._is_forced = getattr(handler, "_engine_conversation_affinity_override", False) is True
+        self._source = RankSource.UNSPECIFIED
+        if getattr(handler, "_conversation_affinity_dp_rank_source", "") == "dynamo":
+            self._source = RankSource.ROUTER
+        self._profile: EngineProfile | None = None
+
+    def current(self) -> EngineProfile | None:
+        if self._profile is None and (profile := self._lazy.current()) is not None:
+            router = profile.adp_router
+            if self._is_forced and router is AdpRouter.UNKNOWN:
+                router = AdpRouter.CONVERSATION
+            self._profile = with_gate(profile, router, self._source)
+        return self._profile
+
+
 def _view_handler(handler: Any, plan: Plan) -> Any:
-    if plan.question is None:
-        return handler  # nobody was asked, so Dynamo's own arguments stand
+    if plan.question is None or plan.reason == CLIENT_DEFECT:
+        return handler  # nothing was decided, so Dynamo's own arguments stand
     engine = handler.engine
     llm = engine.llm
     generate_async = llm.generate_async
