@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
 import sys
@@ -74,7 +75,7 @@ def _read_mapping(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_text()
         try:
-            import yaml
+            yaml: Any = importlib.import_module("yaml")
         except ImportError:  # the base install has no YAML; an engine's image has
             content = json.loads(text)
         else:

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 
-from routing_hints.v1 import service_pb2
 from worker_client import _stub, codec
 from worker_client.announcement import advise
 from worker_client.config import Affinity, ClientConfig, grpc_target
@@ -166,15 +165,7 @@ async def _ask(channel: grpc.aio.Channel, facts: RequestFacts, engine: EnginePro
         if facts.conversation_id:
             facts = copy.copy(facts)
             _name_session(facts, f"doctor-conversation-{number:04}")
-        message = service_pb2.EnrichRequest()
-        codec.fill_request(
-            message,
-            facts,
-            ClientPolicy(headers=_HEADERS),
-            engine_pb=codec.encode_engine(engine),
-            router_rank=facts.router_rank,
-            known_rank=None,
-        )
+        message = codec.encode_request(facts, ClientPolicy(headers=_HEADERS), engine)
         answer = codec.decode_answer((await _stub.explain(channel, message, _TIMEOUT_S)).answer)
         if not facts.conversation_id or "outside-rollout" not in answer.notices:
             break

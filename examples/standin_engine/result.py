@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from examples.standin_engine.release import Release
@@ -43,8 +43,8 @@ class RequestOutput:
     """
 
     request_id: int
-    prompt: str | None
-    prompt_token_ids: list[int]
+    prompt: str | None = None
+    prompt_token_ids: list[int] = field(default_factory=list)
     outputs: list[CompletionOutput]
     finished: bool
     cached_tokens: int
