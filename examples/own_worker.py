@@ -34,14 +34,13 @@ class Worker:
         self.llm = llm
         self.role = role
         self.hints = RoutingHintClient.from_env()
-        self.profile = EngineProfile.lazy(lambda: self.llm)
-        self.phase = Phase[role.upper()]
+        self.engine = EngineProfile.lazy(lambda: self.llm)
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         """Runs one request of Dynamo; yields chunks of what Dynamo expects."""
         params = self.make_disaggregated_params(request)
         sampling = SamplingParams(max_tokens=request["stop_conditions"].get("max_tokens") or 64)
-        async with self.hints.plan(request, context, phase=self.phase, engine=self.profile) as plan:
+        async with self.hints.plan(request, context, phase=Phase[self.role.upper()], engine=self.engine) as plan:
             result = self.llm.generate_async(
                 inputs=request["token_ids"],
                 sampling_params=sampling,
