@@ -1,4 +1,4 @@
-"""Adopting the client takes the few lines that docs/adopting.md shows; tests/e2e runs the workers they are in."""
+"""Adopting the client takes the few lines that docs/adopting.md shows; tests/e2e runs these workers."""
 
 import difflib
 from pathlib import Path

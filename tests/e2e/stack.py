@@ -160,6 +160,8 @@ class Stack:
             path.write_text(policy)
             serve += ["--policy", str(path)]
         self._start(f"sidecar-{name}", serve, {})
+        # Otherwise the worker's first requests would be decided by its own rule.
+        wait_for(lambda: socket.exists() or None, f"the sidecar of {name}", START_TIMEOUT_S)
         host = ["-m", "examples.standin_engine.host", "--release", release, *host_options]
         record = ["--record", str(self.folder / f"{name}.calls")]
         command = [sys.executable, *host, *record, str(ROOT / script), *arguments]

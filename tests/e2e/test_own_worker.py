@@ -22,10 +22,12 @@ def run(make_stack: Callable[[], Stack]) -> Iterator[Callable[..., Stack]]:
     """Runs a deployment of two own workers; arguments are the script and what each leg's worker gets."""
     running: list[Stack] = []
 
-    def start(script: str = "examples/own_worker.py", **options: dict[str, object]) -> Stack:
+    def start(
+        script: str = "examples/own_worker.py", router_mode: str = "kv", **options: dict[str, object]
+    ) -> Stack:
         stack = make_stack()
         running.append(stack)
-        stack.start_frontend("--router-mode", "kv")
+        stack.start_frontend("--router-mode", router_mode)
         for role in LEGS:
             leg = dict(options[role])
             adp_config = leg.pop("adp_config", {})
@@ -94,6 +96,50 @@ def test_fleet_of_mixed_releases_pins_and_places_sub_agents_by_their_parent(
         }
         assert child["prefill"].rank == parent[0]["prefill"].rank
         assert child["decode"].call["kwargs"]["scheduling_params"] is None
+
+
+def test_round_robin_frontend_leaves_the_first_rank_to_the_engine(run: Callable[..., Stack]) -> None:
+    """A frontend that chooses no rank is no obstacle: the id alone keeps the conversation on its rank."""
+    leg = {"release": CONVERSATION, "adp_config": PIN_CONVERSATIONS}
+    stack = run(router_mode="round-robin", prefill=leg, decode=leg)
+    turns = converse(stack, "conversation-round-robin")
+    for role in LEGS:
+        assert [turn[role].conversation_id for turn in turns] == ["conversation-round-robin"] * 3
+        assert len({turn[role].rank for turn in turns}) == 1
+    assert [leg.forced_rank for leg in ask(stack).values()] == [None, None]
+
+
+def test_router_owns_the_first_rank_of_an_engine_that_records_it(run: Callable[..., Stack]) -> None:
+    """With rank source router the first turn is where the router put it, and stays whatever it says later."""
+    leg = {
+        "release": CONVERSATION,
+        "adp_config": PIN_CONVERSATIONS,
+        "host_options": ["--records-first-rank"],
+        "environment": {"DYN_ENGINE_CONV_AFFINITY_DP_RANK_SOURCE": "dynamo"},
+    }
+    stack = run(prefill=leg, decode=leg)
+    turns = converse(stack, "conversation-of-the-router")
+    for role in LEGS:
+        assert turns[0][role].forced_rank == turns[0][role].rank
+        assert None not in [turn[role].forced_rank for turn in turns]
+        assert {turn[role].conversation_id for turn in turns} == {"conversation-of-the-router"}
+        assert len({turn[role].rank for turn in turns}) == 1
+
+
+def test_kv_cache_aware_engine_places_where_its_cache_is(run: Callable[..., Stack]) -> None:
+    """That router probes its caches and needs no id; with rank source engine no rank bypasses it."""
+    leg = {
+        "release": RANK_ONLY,
+        "adp_config": {"enable_kv_cache_aware_routing": True},
+        "environment": {"ROUTING_HINTS_RANK_SOURCE": "engine"},
+    }
+    stack = run(prefill=leg, decode=leg)
+    turns = converse(stack, "conversation-kv-aware")
+    for role in LEGS:
+        assert [turn[role].conversation_id for turn in turns] == [None] * 3
+        assert [turn[role].forced_rank for turn in turns] == [None] * 3
+        assert len({turn[role].rank for turn in turns}) == 1
+    assert turns[2]["prefill"].call["cached_tokens"] > turns[0]["prefill"].call["cached_tokens"]
 
 
 def test_gate_off_forces_ranks_and_asks_nobody(run: Callable[..., Stack]) -> None:
