@@ -18,9 +18,9 @@ from tensorrt_llm.scheduling_params import SchedulingParams
 from examples.kv_events import publish_kv_events
 
 ROLES = {
-    "prefill": (ModelType.Prefill, WorkerType.Prefill, [[WorkerType.Decode]]),
-    "decode": (ModelType.Chat | ModelType.Completions, WorkerType.Decode, [[WorkerType.Prefill]]),
-    "aggregated": (ModelType.Chat | ModelType.Completions, WorkerType.Aggregated, []),
+    "PREFILL": (ModelType.Prefill, WorkerType.Prefill, [[WorkerType.Decode]]),
+    "DECODE": (ModelType.Chat | ModelType.Completions, WorkerType.Decode, [[WorkerType.Prefill]]),
+    "AGGREGATED": (ModelType.Chat | ModelType.Completions, WorkerType.Aggregated, []),
 }
 
 
@@ -42,7 +42,7 @@ class Worker:
         result = self.llm.generate_async(
             inputs=request["token_ids"],
             sampling_params=sampling,
-            streaming=self.role != "prefill",
+            streaming=self.role != "PREFILL",
             cache_salt=((request.get("extra_args") or {}).get("nvext") or {}).get("cache_salt"),
             disaggregated_params=params,
             scheduling_params=scheduling,
@@ -59,7 +59,7 @@ class Worker:
 
     def make_disaggregated_params(self, request: dict[str, Any]) -> DisaggregatedParams | None:
         """Returns what the engine needs for its leg."""
-        if self.role == "prefill":
+        if self.role == "PREFILL":
             return DisaggregatedParams(request_type="context_only")
         if not request.get("prefill_result"):
             return None
@@ -81,7 +81,7 @@ class Worker:
                 "total_tokens": n_prompt + n_generated,
                 "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
             }
-        if self.role == "prefill":
+        if self.role == "PREFILL":
             fields = dataclasses.asdict(completion.disaggregated_params)
             fields["opaque_state"] = base64.b64encode(fields["opaque_state"]).decode()
             chunk["disaggregated_params"] = fields
@@ -91,14 +91,14 @@ class Worker:
 async def main() -> None:
     """Builds the engine, registers it with Dynamo and serves until it is told to stop."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--role", choices=ROLES, required=True)
+    parser.add_argument("--role", type=str.upper, choices=ROLES, required=True)
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--model-name", required=True)
     parser.add_argument("--engine-args", type=json.loads, default={}, help="of tensorrt_llm.LLM, as JSON")
     parser.add_argument("--block-size", type=int, default=32)
     args = parser.parse_args()
     runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
-    endpoint = runtime.endpoint(f"dynamo.{'prefill' if args.role == 'prefill' else 'backend'}.generate")
+    endpoint = runtime.endpoint(f"dynamo.{'prefill' if args.role == 'PREFILL' else 'backend'}.generate")
     llm = LLM(model=args.model_path, **args.engine_args)
     dp_size = llm.args.tensor_parallel_size if llm.args.enable_attention_dp else 1
     config = ModelRuntimeConfig()
@@ -107,7 +107,7 @@ async def main() -> None:
     config.max_num_seqs = 64
     config.max_num_batched_tokens = 8192
     config.data_parallel_size = dp_size
-    config.enable_local_indexer = args.role != "decode"
+    config.enable_local_indexer = args.role != "DECODE"
     model_type, worker_type, needs = ROLES[args.role]
     await register_model(
         ModelInput.Tokens,

@@ -192,6 +192,7 @@ class Stack:
             "DYN_TCP_RPC_HOST": "127.0.0.1",
             "DYN_TCP_RESPONSE_STREAM_HOST": self.interface,
             "DYN_EVENT_PLANE_HOST": "127.0.0.1",
+            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
             "HF_HUB_OFFLINE": "1",
             "HOME": str(self.folder / "home"),
             "NO_COLOR": "1",
