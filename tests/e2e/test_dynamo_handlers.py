@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 
 import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
 from tests.e2e.deployments import LEGS, start_dynamo_handlers
-from tests.e2e.stack import Stack, wait_for
+from tests.e2e.stack import FRONTEND, Stack, wait_for
 from tests.e2e.traffic import (
     MODEL,
     anthropic_client,
@@ -109,6 +110,24 @@ def test_request_without_identity_keeps_the_router_rank(stack: Stack) -> None:
         assert leg.forced_rank == leg.rank
         assert "no-conversation-id" in leg.decision.answer.notices
         assert leg.decision.finish.applied_directive == types_pb2.RANK_DIRECTIVE_FORWARD
+
+
+def test_kv_events_reach_the_router_and_lead_requests_without_identity(stack: Stack) -> None:
+    """The router has indexed what the prefill engine cached, and sends the same prompt to that rank again."""
+    before = count_indexed_blocks()
+    first = ask(stack, text="a prompt that nobody has sent before " * 3)["prefill"]
+    wait_for(lambda: count_indexed_blocks() > before or None, "the router to index the prompt")
+    second = ask(stack, text="a prompt that nobody has sent before " * 3)["prefill"]
+    assert second.forced_rank == first.rank
+    assert second.call["cached_tokens"] > first.call["cached_tokens"]
+
+
+def count_indexed_blocks() -> float:
+    """Returns how many KV events of stored blocks the frontend's router has taken, by its own metrics."""
+    with urllib.request.urlopen(f"{FRONTEND}/metrics") as answer:  # noqa: S310  a constant address
+        lines = answer.read().decode().splitlines()
+    stored = [line for line in lines if 'event_type="stored"' in line and 'status="ok"' in line]
+    return sum(float(line.rpartition(" ")[2]) for line in stored)
 
 
 def test_cache_salt_keeps_equal_short_ids_apart(stack: Stack) -> None:

@@ -166,6 +166,20 @@ async def test_rank_source_of_dynamos_command_line_is_honoured(base: Any) -> Non
     assert call.kwargs["scheduling_params"].attention_dp_relax is False
 
 
+@pytest.mark.parametrize(("is_forced", "told"), [(True, "conversation-0001"), (False, None)])
+async def test_affinity_of_dynamos_command_line_fills_in_a_config_that_cannot_be_read(
+    base: Any, is_forced: bool, told: str | None
+) -> None:
+    """Dynamo's `--conversation-affinity` counts where the engine's own config says nothing."""
+    adopt_handlers(FakeClient())
+    llm = StandInLLM(CONVERSATION_PARAMS, 4, router="conversation")
+    llm.args = SimpleNamespace()  # type: ignore[assignment]
+    handler = base(llm, DisaggregationMode.AGGREGATED, _engine_conversation_affinity_override=is_forced)
+    async for _ in handler.generate_locally(build_request(), Context()):
+        pass
+    assert llm.calls[-1].conversation_id == told
+
+
 async def test_error_chunk_is_a_failed_request(base: Any) -> None:
     """Dynamo's handlers report an error in a chunk and end normally."""
     client = FakeClient()
