@@ -6,10 +6,10 @@ SOURCES := sidecar worker_client examples tests hatch_build.py
 RUN_DIR := run
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run test mutation demo lint proto wheel test-wheel clean
+.PHONY: help setup run test e2e e2e-old mutation demo lint proto wheel test-wheel clean
 
 help: ## Lists the targets.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 # The generated modules are part of the install, so a change of proto/ installs again.
 $(VENV)/.installed: pyproject.toml hatch_build.py requirements/dev.txt $(shell find proto -name '*.proto')

@@ -117,8 +117,9 @@ def _name_idle_features(query: Query, policy: CompiledPolicy, conversation_id: s
     if conversation_id:
         if engine.adp_router is not AdpRouter.DEFAULT:
             notices = ("adp-router-unknown",)
-        elif engine.dialect not in _CARRIES_ID:
-            notices = ("dialect-cannot-carry-id",)  # so configuring its router would not help either
+        elif engine.dialect not in _CARRIES_ID and not engine.wants_conversation_id:
+            # Configuring its router would not help; an id that is wanted says so by itself.
+            notices = ("dialect-cannot-carry-id",)
         else:
             notices = ("router-pins-nothing",)
     if engine.rank_source is RankSource.ENGINE and query.router_rank is not None:
