@@ -15,10 +15,10 @@ IMAGE_REQUIREMENTS ?= requirements/image.txt
 IMAGE_TEST_DIR ?= .image-test
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run test mutation demo lint wheel test-wheel image image-test lock-image clean
+.PHONY: help setup run test e2e e2e-old mutation demo lint wheel test-wheel image image-test lock-image clean
 
 help: ## Lists the targets.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 # The generated modules are part of the install, so a change of proto/ installs again.
 $(VENV)/.installed: pyproject.toml hatch_build.py requirements/dev.txt $(shell find proto -name '*.proto')
@@ -38,6 +38,22 @@ test: setup ## Runs every test.
 
 mutation: setup ## Flips each rule of the decision and expects that a captured request notices.
 	$(BIN)/python -m tests.mutation.check_rules
+
+# Environments of the end-to-end tests; the sidecar runs in the checkout's own, as in a container of its own.
+.venv-e2e/.installed .venv-e2e-old/.installed: .venv-%/.installed: requirements/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install -q --no-deps -r $<
+	touch $@
+
+RUN_E2E = PYTHON=$(PYTHON) scripts/in-own-network env E2E_SIDECAR=$(CURDIR)/$(BIN)/routing-hint-sidecar \
+    PYTHONPATH=$(CURDIR):$(CURDIR)/generated
+E2E_PYTEST = -m pytest -p no:cacheprovider --confcutdir=tests/e2e --timeout=180
+
+e2e: setup .venv-e2e/.installed ## Runs the tests inside the real Dynamo 1.6.1, on engine stand-ins.
+	$(RUN_E2E) .venv-e2e/bin/python $(E2E_PYTEST) tests/e2e --ignore=tests/e2e/old
+
+e2e-old: setup .venv-e2e-old/.installed ## Runs those for Dynamo 1.2.1.
+	$(RUN_E2E) E2E_STREAM_INTERFACE=lo .venv-e2e-old/bin/python $(E2E_PYTEST) tests/e2e/old
 
 demo: setup ## Replays a captured conversation through client, sidecar and an engine stand-in.
 	@$(BIN)/python -m examples.replay

@@ -115,8 +115,13 @@ def _name_idle_features(query: Query, policy: CompiledPolicy, conversation_id: s
         return ("rank-bypasses-kv-cache-router",) if is_bypassed else ()
     notices: tuple[str, ...] = ()
     if conversation_id:
-        is_known = engine.adp_router is AdpRouter.DEFAULT
-        notices = ("router-pins-nothing",) if is_known else ("adp-router-unknown",)
+        if engine.adp_router is not AdpRouter.DEFAULT:
+            notices = ("adp-router-unknown",)
+        elif engine.dialect not in _CARRIES_ID and not engine.wants_conversation_id:
+            # Configuring its router would not help; an id that is wanted says so by itself.
+            notices = ("dialect-cannot-carry-id",)
+        else:
+            notices = ("router-pins-nothing",)
     if engine.rank_source is RankSource.ENGINE and query.router_rank is not None:
         notices = (*notices, "router-rank-kept")
     return notices

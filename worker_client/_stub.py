@@ -1,4 +1,4 @@
-"""The stream RPC with types, and gRPC's errors as reason tokens: the only importer of generated services."""
+"""The RPCs with types, and gRPC's errors as reason tokens: the only importer of generated services."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from routing_hints.v1 import service_pb2, service_pb2_grpc
+from routing_hints.v1 import admin_pb2, admin_pb2_grpc, service_pb2, service_pb2_grpc
 
 CHANNEL_OPTIONS = (
     # The sidecar is on this machine: no proxy of the environment belongs between.
@@ -50,14 +50,45 @@ def open_stream(channel: grpc.aio.Channel) -> EnrichCall:
     return call
 
 
+async def explain(
+    channel: grpc.aio.Channel, request: service_pb2.EnrichRequest, timeout_s: float
+) -> service_pb2.ExplainResponse:
+    """Returns what the sidecar would decide about `request`, without side effects.
+
+    Raises:
+        grpc.aio.AioRpcError: the call failed; `describe_status` names why.
+    """
+    stub: Any = service_pb2_grpc.RoutingHintsServiceStub(channel)
+    response: service_pb2.ExplainResponse = await stub.Explain(
+        service_pb2.ExplainRequest(request=request), timeout=timeout_s
+    )
+    return response
+
+
+async def get_policy(channel: grpc.aio.Channel, timeout_s: float) -> admin_pb2.GetPolicyResponse:
+    """Returns the sidecar's policy in force.
+
+    Raises:
+        grpc.aio.AioRpcError: the call failed; `describe_status` names why.
+    """
+    stub: Any = admin_pb2_grpc.RoutingHintsAdminServiceStub(channel)
+    response: admin_pb2.GetPolicyResponse = await stub.GetPolicy(
+        admin_pb2.GetPolicyRequest(), timeout=timeout_s
+    )
+    return response
+
+
 async def describe_end(call: EnrichCall) -> str:
-    """Returns a reason token for the end of `call`, once it has ended.
+    """Returns a reason token for the end of `call`, once it has ended."""
+    return describe_status(await call.code(), await call.details() or "")
+
+
+def describe_status(code: grpc.StatusCode, details: str) -> str:
+    """Returns a reason token for the end of a call.
 
     gRPC reports a failed connect as UNAVAILABLE and names the system's error in the text only.
     """
-    code = await call.code()
     if code is grpc.StatusCode.UNAVAILABLE:
-        details = await call.details() or ""
         for text, token in (
             ("Permission denied", "permission-denied"),
             ("No such file", "socket-missing"),

@@ -14,16 +14,24 @@ from worker_client.model import Answer, Phase, RankDirective, RankSource
 
 _ADVICE = {
     "adp-router-unknown": "pass an EngineProfile that was detected from the engine, or set affinity to on",
+    "connection-refused": "start the sidecar, or correct ROUTING_HINTS_TARGET",
     "dialect-cannot-carry-id": "use a TensorRT-LLM that can be told a conversation, or rank source sidecar",
     "engine-refused-id": "the engine's own validation refused the id; see the request's conversation_hash",
     "mode-off": "set mode: on in the sidecar's policy",
     "mode-shadow": "set mode: on in the sidecar's policy",
     "no-disaggregated-params": "pass the request's DisaggregatedParams to plan.engine_kwargs",
     "outside-rollout": "raise rollout_percent in the sidecar's policy",
+    "permission-denied": "run the worker in the group of the sidecar's socket",
     "router-pins-nothing": "set attention_dp_config.kv_cache_routing_conversation_affinity",
+    "socket-missing": "start the sidecar, or mount the folder of its socket into the worker's container",
     "tensorrt-llm-not-importable": "run the client where the engine is installed",
 }
 _DEFAULT_ADVICE = "see the token in docs/reference.md"
+
+
+def advise(reason: str) -> str:
+    """Returns what to change where `reason`, a token, keeps affinity from acting."""
+    return _ADVICE.get(reason, _DEFAULT_ADVICE)
 
 
 class _SafeLog:
@@ -95,7 +103,7 @@ class Announcer:
                 phase=phase.name.lower(),
                 reason=reason,
                 source=answer.source_detail,
-                change=_ADVICE.get(reason, _DEFAULT_ADVICE),
+                change=advise(reason),
                 conversation_hash=answer.conversation_hash,
             )
 

@@ -24,6 +24,8 @@ from worker_client.request import RequestFacts, read_request
 from worker_client.stats import Stats
 from worker_client.transport import MAX_ENGINES, Transport
 
+CLIENT_DEFECT = "client-defect"
+"""Reason of a plan that a defect of this library made."""
 _FORWARD = Answer(RankDirective.FORWARD, Origin.FORWARDED)
 
 
@@ -157,7 +159,7 @@ class RoutingHintClient:
             raise
         except Exception as error:  # noqa: BLE001  no defect of ours may become the request's
             self._journal.on_defect(error)
-            return self._forward(facts, gated, "client-defect", question)
+            return self._forward(facts, gated, CLIENT_DEFECT, question)
         self._stats.count("plans", answer.origin.value)
         return self._make_plan(facts, answer, gated, question, reason)
 

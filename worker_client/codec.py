@@ -40,6 +40,22 @@ def encode_engine(engine: EngineProfile) -> types_pb2.EngineProfile:
     )
 
 
+def encode_request(
+    facts: RequestFacts, policy: ClientPolicy, engine: EngineProfile
+) -> service_pb2.EnrichRequest:
+    """Returns the question about one request by itself."""
+    message = service_pb2.EnrichRequest()
+    fill_request(
+        message,
+        facts,
+        policy,
+        engine_pb=encode_engine(engine),
+        router_rank=facts.router_rank,
+        known_rank=None,
+    )
+    return message
+
+
 def fill_request(
     message: service_pb2.EnrichRequest,
     facts: RequestFacts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,8 +11,8 @@ from typing import Any, Protocol
 
 from worker_client.model import AdpRouter, EngineDialect, RankSource
 
-_AFFINITY_FIELD = "kv_cache_routing_conversation_affinity"
-_KV_AWARE_FIELD = "enable_kv_cache_aware_routing"
+AFFINITY_FIELD = "kv_cache_routing_conversation_affinity"
+KV_AWARE_FIELD = "enable_kv_cache_aware_routing"
 _NO_ARGS = object()
 
 
@@ -22,6 +23,7 @@ class EngineTypes:
     scheduling_params: type[Any] | None = None
     conversation_params: type[Any] | None = None
     disaggregated_params: type[Any] | None = None
+    attention_dp_config: type[Any] | None = None
 
     @classmethod
     def find(cls) -> EngineTypes:
@@ -30,6 +32,7 @@ class EngineTypes:
             scheduling_params=_find("tensorrt_llm.scheduling_params", "SchedulingParams"),
             conversation_params=_find("tensorrt_llm.llmapi", "ConversationParams"),
             disaggregated_params=_find("tensorrt_llm.llmapi", "DisaggregatedParams"),
+            attention_dp_config=_find("tensorrt_llm.llmapi", "AttentionDpConfig"),
         )
 
 
@@ -83,23 +86,17 @@ class EngineProfile:
         NVIDIA/TensorRT-LLM.
         """
         types = EngineTypes.find()
-        args = _read(llm, "args")
-        config = _read(args, "attention_dp_config")
-        conversation_fields = _field_names(types.disaggregated_params)
-        if types.conversation_params is not None:
-            dialect = EngineDialect.CONVERSATION_PARAMS
-        elif "conversation_id" in conversation_fields and _AFFINITY_FIELD in _field_names(config):
-            dialect = EngineDialect.DISAGGREGATED_PARAMS
-        else:
-            dialect = EngineDialect.RANK_ONLY
-        reuse = _read(_read(args, "kv_cache_config"), "block_reuse_config")
+        args = read_field(llm, "args")
+        config = read_field(args, "attention_dp_config")
+        dialect = _dialect(types, llm, config)
+        reuse = read_field(read_field(args, "kv_cache_config"), "block_reuse_config")
         return cls(
             dialect=dialect,
             adp_router=_adp_router(args, config),
             dp_size=_dp_size(args),
             records_first_rank=records_first_rank,
-            subagent_affinity="subagent_affinity_id" in _field_names(types.scheduling_params),
-            wants_conversation_id=_read(reuse, "policy") == "per_conversation"
+            subagent_affinity="subagent_affinity_id" in field_names(types.scheduling_params),
+            wants_conversation_id=read_field(reuse, "policy") == "per_conversation"
             and dialect is not EngineDialect.RANK_ONLY,
             version=_installed_version(),
             types=types,
@@ -139,34 +136,54 @@ def with_gate(profile: EngineProfile, adp_router: AdpRouter, rank_source: RankSo
     return replace(profile, adp_router=adp_router, rank_source=rank_source)
 
 
+def _dialect(types: EngineTypes, llm: object, config: object) -> EngineDialect:
+    if types.conversation_params is not None and _takes_keyword(llm, "conversation_params"):
+        return EngineDialect.CONVERSATION_PARAMS
+    # The field alone does not tell: the release's router must read it, and that one has a setting.
+    config_fields = field_names(types.attention_dp_config) | field_names(config)
+    if "conversation_id" in field_names(types.disaggregated_params) and AFFINITY_FIELD in config_fields:
+        return EngineDialect.DISAGGREGATED_PARAMS
+    return EngineDialect.RANK_ONLY
+
+
+def _takes_keyword(llm: object, name: str) -> bool:
+    """Returns whether `llm.generate_async` takes a keyword; also true where its signature can't be read."""
+    try:
+        parameters = inspect.signature(llm.generate_async).parameters  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  a foreign object may raise anything
+        return True
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return name in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+
+
 def _adp_router(args: object, config: object) -> AdpRouter:
     if args is None:
         return AdpRouter.UNKNOWN
-    backend = _read(args, "backend")
-    if _read(args, "enable_attention_dp") is False or backend not in (None, "pytorch"):
+    backend = read_field(args, "backend")
+    if read_field(args, "enable_attention_dp") is False or backend not in (None, "pytorch"):
         return AdpRouter.DEFAULT
-    if _read(args, "enable_attention_dp") is not True:
+    if read_field(args, "enable_attention_dp") is not True:
         return AdpRouter.UNKNOWN
-    if _read(config, _AFFINITY_FIELD) is True:
+    if read_field(config, AFFINITY_FIELD) is True:
         return AdpRouter.CONVERSATION
-    if _read(config, _KV_AWARE_FIELD) is True:
-        reuse_off = _read(_read(args, "kv_cache_config"), "enable_block_reuse") is False
+    if read_field(config, KV_AWARE_FIELD) is True:
+        reuse_off = read_field(read_field(args, "kv_cache_config"), "enable_block_reuse") is False
         return AdpRouter.DEFAULT if reuse_off else AdpRouter.KV_CACHE_AWARE
     return AdpRouter.DEFAULT
 
 
 def _dp_size(args: object) -> int:
     """Returns the number of attention-DP ranks: the tensor-parallel size where attention DP is on."""
-    attention_dp = _read(args, "enable_attention_dp")
+    attention_dp = read_field(args, "enable_attention_dp")
     if attention_dp is False:
         return 1
-    size = _read(args, "tensor_parallel_size")
+    size = read_field(args, "tensor_parallel_size")
     if attention_dp is True and isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
     return 0
 
 
-def _read(holder: object, name: str) -> Any:
+def read_field(holder: object, name: str) -> Any:
     """Returns a field of a config object or mapping, None where there is none or reading it fails."""
     if holder is None:
         return None
@@ -176,15 +193,15 @@ def _read(holder: object, name: str) -> Any:
         return None
 
 
-def _field_names(holder: object) -> frozenset[str]:
+def field_names(holder: object) -> frozenset[str]:
     """Returns the field names of a dataclass, a pydantic model (class or object) or a mapping."""
     if isinstance(holder, Mapping):
         return frozenset(key for key in holder if isinstance(key, str))
     model = holder if isinstance(holder, type) else type(holder)
     for fields in (
-        _read(holder, "__dataclass_fields__"),
-        _read(model, "model_fields"),
-        _read(holder, "__dict__"),
+        read_field(holder, "__dataclass_fields__"),
+        read_field(model, "model_fields"),
+        read_field(holder, "__dict__"),
     ):
         if fields and isinstance(fields, Mapping):
             return frozenset(fields)

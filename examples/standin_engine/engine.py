@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from examples.standin_engine.params import (
@@ -34,6 +34,8 @@ class StandInLLM:
         max_active: Hard cap of requests per rank.
         max_sessions: Conversations that the conversation router remembers.
         config_as_dict: `args.attention_dp_config` is a mapping, as a YAML file gives it.
+        token_interval_s: Seconds that each generated token takes.
+        on_end: Called with each call when it is over.
 
     Attributes:
         args: What the engine is configured to.
@@ -54,6 +56,8 @@ class StandInLLM:
         max_active: int = 64,
         max_sessions: int = 65_536,
         config_as_dict: bool = False,
+        token_interval_s: float = 0.0,
+        on_end: Callable[[EngineCall], None] = lambda call: None,
     ) -> None:
         if router not in ROUTERS:
             raise ValueError(f"router must be one of {', '.join(ROUTERS)}")
@@ -68,6 +72,8 @@ class StandInLLM:
         )
         self.calls: deque[EngineCall] = deque(maxlen=100_000)
         self._ids = itertools.count(1)
+        self._token_interval_s = token_interval_s
+        self._on_end = on_end
 
         def build_router(match: Callable[[int, Sequence[int]], int]) -> AdpRouter:
             if router == "conversation":
@@ -99,7 +105,18 @@ class StandInLLM:
         )
         self._scheduler.enqueue(call)
         self.calls.append(call)
-        return GenerationResult(self.release, self._scheduler, call)
+        return GenerationResult(self.release, self._scheduler, call, self._token_interval_s, self._on_end)
+
+    async def get_kv_cache_events_async(self, timeout: float | None = None) -> AsyncIterator[dict[str, Any]]:
+        """Yield the KV-cache events since the last call, without waiting for more.
+
+        Args:
+            timeout: The real engine waits so many seconds; unused.
+        """
+        del timeout
+        events = self._scheduler.kv_events
+        while events:
+            yield events.popleft()
 
     def _check(self, kwargs: dict[str, Any]) -> None:
         for keyword in kwargs:

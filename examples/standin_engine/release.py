@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -52,7 +52,7 @@ class Release:
         return self.attention_dp_config is params.ConversationAttentionDpConfig
 
 
-# Dynamo 1.1 pins TensorRT-LLM 1.3.0rc11 and Dynamo 1.2 pins 1.3.0rc14.
+# Dynamo 1.1 pins this one.
 RANK_ONLY = Release(
     name="rank_only",
     version="1.3.0rc11",
@@ -63,6 +63,9 @@ RANK_ONLY = Release(
     has_block_reuse_policy=False,
     keywords=_COMMON_KEYWORDS,
 )
+
+# Dynamo 1.2 pins this one; its handlers pass a priority.
+RANK_ONLY_PRIORITY = replace(RANK_ONLY, version="1.3.0rc14", keywords=_COMMON_KEYWORDS | {"priority"})
 
 # The design of ai-dynamo/dynamo#10517, built from a feature branch and never published.
 DISAGGREGATED_PARAMS = Release(
@@ -100,23 +103,32 @@ SUBAGENT_AFFINITY = Release(
     keywords=_COMMON_KEYWORDS | {"priority", "conversation_params"},
 )
 
-RELEASES = (RANK_ONLY, DISAGGREGATED_PARAMS, CONVERSATION_PARAMS, SUBAGENT_AFFINITY)
+RELEASES = (RANK_ONLY, RANK_ONLY_PRIORITY, DISAGGREGATED_PARAMS, CONVERSATION_PARAMS, SUBAGENT_AFFINITY)
 
 _MODULES = ("tensorrt_llm", "tensorrt_llm.llmapi", "tensorrt_llm.scheduling_params")
 
 
 @contextmanager
-def install(release: Release) -> Iterator[None]:
+def install(release: Release, *, llm_class: type[Any] | None = None) -> Iterator[None]:
     """Make `tensorrt_llm` importable as that release, and take it away again.
 
     Only `tensorrt_llm`, `tensorrt_llm.llmapi` and `tensorrt_llm.scheduling_params` exist, and in them
-    only the parameter classes that the release has: whatever else code asks for is an ImportError.
+    only the classes of parameters and of `attention_dp_config` that the release has: whatever else code
+    asks for is an ImportError.
+
+    Args:
+        release: What to make importable.
+        llm_class: What `tensorrt_llm.LLM` is; by default it does not exist.
     """
     saved = {name: sys.modules[name] for name in _MODULES if name in sys.modules}
     root, llmapi, scheduling = (ModuleType(name) for name in _MODULES)
     root.__path__ = []
     vars(root).update(__version__=release.version, llmapi=llmapi, scheduling_params=scheduling)
-    vars(llmapi).update(DisaggregatedParams=release.disaggregated_params)
+    vars(llmapi).update(
+        AttentionDpConfig=release.attention_dp_config, DisaggregatedParams=release.disaggregated_params
+    )
+    if llm_class is not None:
+        vars(root).update(LLM=llm_class)
     if release.conversation_params is not None:
         vars(llmapi).update(ConversationParams=release.conversation_params)
     vars(scheduling).update(SchedulingParams=release.scheduling_params)

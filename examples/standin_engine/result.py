@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from examples.standin_engine.release import Release
 from examples.standin_engine.scheduler import EngineCall, Scheduler
 
-N_GENERATED = 3  # tokens of an answer; a context request always makes one
+N_GENERATED = 3  # tokens of an answer without max_tokens; a context request always makes one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,26 +27,55 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str | None
     disaggregated_params: Any
+    stop_reason: str | None = None
+    logprobs: list[Any] | None = None
+    prompt_logprobs: list[Any] | None = None
+    request_perf_metrics: Any = None
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """One step of a request; `cached_tokens` counts prompt tokens that were in the KV cache."""
+    """One step of a request.
+
+    Attributes:
+        prompt: The prompt's text, which a request by token ids does not have.
+        cached_tokens: Prompt tokens that were in the KV cache.
+    """
 
     request_id: int
+    prompt: str | None = None
+    prompt_token_ids: list[int] = field(default_factory=list)
     outputs: list[CompletionOutput]
     finished: bool
     cached_tokens: int
 
 
 class GenerationResult:
-    """What `generate_async` returns: iterate it for outputs, or abort it."""
+    """What `generate_async` returns: iterate it for outputs, or abort it.
 
-    def __init__(self, release: Release, scheduler: Scheduler, call: EngineCall) -> None:
+    Args:
+        release: What the outputs look like.
+        scheduler: Runs the request.
+        call: The request.
+        token_interval_s: Seconds that each token takes.
+        on_end: Called once with the call when it is over, however that came.
+    """
+
+    def __init__(
+        self,
+        release: Release,
+        scheduler: Scheduler,
+        call: EngineCall,
+        token_interval_s: float,
+        on_end: Callable[[EngineCall], None],
+    ) -> None:
         self.request_id = call.request_id
         self._release = release
         self._scheduler = scheduler
         self._call = call
+        self._token_interval_s = token_interval_s
+        self._on_end = on_end
+        self._is_over = False
         self._outputs = self._run()
 
     def __aiter__(self) -> GenerationResult:
@@ -56,26 +86,35 @@ class GenerationResult:
 
     def abort(self) -> None:
         """Stop the request; its iteration ends."""
-        self._call.aborted = True
-        self._scheduler.finish(self._call)
+        self._call.aborted = not self._call.finished
+        self._end()
+
+    def _end(self, generated: Sequence[int] = ()) -> None:
+        self._scheduler.finish(self._call, generated)
+        if not self._is_over:
+            self._is_over = True
+            self._on_end(self._call)
 
     async def _run(self) -> AsyncIterator[RequestOutput]:
         call = self._call
         params = call.kwargs.get("disaggregated_params")
         is_context = params is not None and params.request_type == "context_only"
-        n_generated = 1 if is_context else N_GENERATED
+        wanted = getattr(call.kwargs.get("sampling_params"), "max_tokens", None) or N_GENERATED
+        n_generated = 1 if is_context else wanted
         tokens = [100 + (call.request_id + i) % 50 for i in range(n_generated)]
         try:
             await self._scheduler.wait_until_placed(call)
             for n in range(1 if call.kwargs.get("streaming") else n_generated, n_generated + 1):
+                if self._token_interval_s:
+                    await asyncio.sleep(self._token_interval_s)
                 if call.aborted:
                     return
                 if n == n_generated:
                     call.finished = True
-                    self._scheduler.finish(call, tokens)
+                    self._end(tokens)
                 yield self._output(tokens[:n], is_context)
         finally:
-            self._scheduler.finish(call)
+            self._end()
 
     def _output(self, tokens: list[int], is_context: bool) -> RequestOutput:
         call = self._call
@@ -87,6 +126,8 @@ class GenerationResult:
         )
         return RequestOutput(
             request_id=call.request_id,
+            prompt=None,
+            prompt_token_ids=list(call.token_ids),
             outputs=[completion],
             finished=call.finished,
             cached_tokens=call.cached_tokens or 0,

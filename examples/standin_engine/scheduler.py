@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from examples.standin_engine.prefix_cache import PrefixCache
+from examples.standin_engine.prefix_cache import Block, PrefixCache
 from examples.standin_engine.router import AdpRouter, Loads, RoutableRequest
 
 
 class EngineDeadError(RuntimeError):
     """The engine's loop died; its cause is what killed it. Every request fails from then on."""
+
+
+MAX_KV_EVENTS = 100_000
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,6 +54,7 @@ class EngineCall:
 class _Rank:
     cache: PrefixCache = field(default_factory=PrefixCache)
     active: dict[int, int] = field(default_factory=dict)  # request id -> prompt tokens
+    event_ids: itertools.count[int] = field(default_factory=itertools.count)
 
 
 class Scheduler:
@@ -60,6 +66,9 @@ class Scheduler:
         reuse: Whether prefixes stay cached after a request.
         build_router: Makes the router, given a function that counts the tokens of a prompt that a
             rank has cached.
+
+    Attributes:
+        kv_events: What changed in the ranks' caches, in the shape of `LLM.get_kv_cache_events`.
     """
 
     def __init__(
@@ -73,6 +82,7 @@ class Scheduler:
         self._max_active = max_active
         self._reuse = reuse
         self._router = build_router(lambda rank, token_ids: self._ranks[rank].cache.match(token_ids))
+        self.kv_events: deque[dict[str, Any]] = deque(maxlen=MAX_KV_EVENTS)
         self._waiting: dict[int, EngineCall] = {}
         self._changed = asyncio.Event()
         self._death: Exception | None = None
@@ -124,7 +134,11 @@ class Scheduler:
             rank = self._ranks[call.rank]
             rank.active.pop(call.request_id, None)
             if generated and self._reuse:
-                rank.cache.store([*call.token_ids, *generated], call.kwargs.get("cache_salt"))
+                salt = call.kwargs.get("cache_salt")
+                blocks = rank.cache.store([*call.token_ids, *generated], salt)
+                if blocks:
+                    event_id = next(rank.event_ids)
+                    self.kv_events.append(_stored_event(event_id, call.rank, blocks, salt))
         self._changed.set()
 
     def raise_if_dead(self) -> None:
@@ -165,3 +179,23 @@ class Scheduler:
                 claimed[rank] += 1
             batch.append(call)
         return batch
+
+
+def _stored_event(event_id: int, rank: int, blocks: Sequence[Block], salt: str | None) -> dict[str, Any]:
+    namespace = {} if salt is None else {"cache_salt": salt}
+    return {
+        "event_id": event_id,
+        "attention_dp_rank": rank,
+        "data": {
+            "type": "stored",
+            "parent_hash": blocks[0].parent_key,
+            "blocks": [
+                {
+                    "block_hash": block.key,
+                    "tokens": [{"token_id": token_id, "token_extra_id": 0} for token_id in block.token_ids],
+                    **namespace,
+                }
+                for block in blocks
+            ],
+        },
+    }

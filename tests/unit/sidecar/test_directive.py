@@ -180,6 +180,16 @@ def _run(
             ("otherwise", FORWARD, None, ("router-pins-nothing",)),
         ),
         (_BALANCING, _NAMED, ("otherwise", FORWARD, None, ("router-pins-nothing",))),
+        (
+            replace(_BALANCING, dialect=EngineDialect.RANK_ONLY),
+            _NAMED,
+            ("otherwise", FORWARD, None, ("dialect-cannot-carry-id",)),
+        ),
+        (
+            replace(_BALANCING, dialect=EngineDialect.RANK_ONLY, wants_conversation_id=True),
+            _NAMED,
+            ("otherwise", FORWARD, None, ("dialect-cannot-carry-id", "router-pins-nothing")),
+        ),
         (_UNREAD, _NAMED, ("otherwise", FORWARD, None, ("adp-router-unknown",))),
         (Engine(), _NO_ID, ("otherwise", FORWARD, None, ())),
         (

@@ -1,0 +1,104 @@
+"""The same requests through Dynamo's handlers as they are and as adopted."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.deployments import LEGS, start_dynamo_handlers
+from tests.e2e.stack import Stack
+from tests.e2e.traffic import ask
+
+RELEASE = "conversation_params-1.3.0rc29"
+LONG_ID = "conversation-0123456789abcdef"
+FROM_ROUTER = {"attention_dp_rank": "the router's", "attention_dp_relax": False}
+
+Calls = dict[str, dict[str, dict[str, Any]]]
+
+
+def upstream_script() -> str:
+    """Returns the path of what `python -m dynamo.trtllm` runs."""
+    spec = importlib.util.find_spec("dynamo.trtllm")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent / "__main__.py")
+
+
+def send_requests(stack: Stack) -> Calls:
+    """Returns the engine arguments of each request by name and leg, without what no two requests share."""
+    requests = {
+        "new conversation": ask(stack, session=LONG_ID),
+        "second turn": ask(stack, session=LONG_ID),
+        "sub-agent": ask(stack, session=f"{LONG_ID}-child", headers={"X-Dynamo-Parent-Session-ID": LONG_ID}),
+        "cache salt": ask(stack, session=LONG_ID, nvext={"cache_salt": "tenant-a"}),
+        "no identity": ask(stack),
+    }
+    return {
+        name: {leg: comparable(found.call["kwargs"]) for leg, found in legs.items()}
+        for name, legs in requests.items()
+    }
+
+
+def comparable(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns engine arguments without request ids, tokens and which rank it was."""
+    result = {name: value for name, value in kwargs.items() if name != "disaggregated_params"}
+    result["handed over"] = sorted(kwargs["disaggregated_params"])
+    scheduling = dict(kwargs["scheduling_params"] or {})
+    if scheduling:
+        scheduling["attention_dp_rank"] = "the router's"
+        result["scheduling_params"] = scheduling
+    if result.get("conversation_params", "absent") is None:
+        del result["conversation_params"]  # Dynamo passes None where there is no id, which means the same
+    return result
+
+
+@pytest.fixture(scope="module")
+def upstream(make_stack: Callable[[], Stack]) -> Calls:
+    """What Dynamo's handlers do as they are."""
+    stack = make_stack()
+    start_dynamo_handlers(stack, "--publish-kv-events", release=RELEASE, script=upstream_script())
+    calls = send_requests(stack)
+    stack.stop()
+    return calls
+
+
+@pytest.fixture(scope="module")
+def adopted_stack(upstream: Calls, make_stack: Callable[[], Stack]) -> Stack:
+    """The same deployment with the client; the peer is gone, both use the same port."""
+    stack = make_stack()
+    start_dynamo_handlers(stack, "--publish-kv-events", release=RELEASE)
+    return stack
+
+
+@pytest.fixture(scope="module")
+def adopted(adopted_stack: Stack) -> Calls:
+    """What Dynamo's handlers do with the client."""
+    return send_requests(adopted_stack)
+
+
+@pytest.mark.parametrize("request_name", ["new conversation", "second turn", "sub-agent", "cache salt"])
+@pytest.mark.parametrize("leg", LEGS)
+def test_conversation_gets_the_same_engine_call(
+    upstream: Calls, adopted: Calls, request_name: str, leg: str
+) -> None:
+    """With an id the adopted handlers pass what Dynamo passes, argument by argument."""
+    assert upstream[request_name][leg]["conversation_params"]
+    assert adopted[request_name][leg] == upstream[request_name][leg]
+
+
+@pytest.mark.parametrize("leg", LEGS)
+def test_rank_without_an_id_is_the_only_difference(upstream: Calls, adopted: Calls, leg: str) -> None:
+    """Without an id Dynamo drops the router's rank; here it is kept."""
+    assert upstream["no identity"][leg]["scheduling_params"] is None
+    assert adopted["no identity"][leg] == {**upstream["no identity"][leg], "scheduling_params": FROM_ROUTER}
+
+
+def test_requests_stay_on_the_push_path(adopted: Calls, adopted_stack: Stack) -> None:
+    """Dynamo says once if it serves a request on the slower pull path; it has nothing to say."""
+    for worker in adopted_stack.workers.values():
+        assert "Engine ID map" in worker.log
+        assert "no response_sender" not in worker.log
