@@ -227,15 +227,16 @@ class RoutingHintClient:
     async def _ask(self, question: Question) -> tuple[Answer, str]:
         """Returns the sidecar's answer, or the client's own with the reason for it."""
         self._transport.start()
-        remembered = self._memory.recall(question.key, self._transport.policy)
+        is_known = self._memory.holds(question.key, self._transport.policy)
         reason = self._transport.ask(question)
         if not reason:
-            limit_s = self._config.unknown_timeout_s if remembered is None else self._config.known_timeout_s
+            limit_s = self._config.known_timeout_s if is_known else self._config.unknown_timeout_s
             answer = await question.wait(limit_s)
             if answer is not None:
                 return answer, ""
             reason = "sidecar-late" if question.is_late else "sidecar-gave-no-answer"
         self._stats.count("fail_open", reason)
+        remembered = self._memory.recall(question.key, self._transport.policy)
         if remembered is not None:
             return remembered, reason
         if self._config.local_rule:

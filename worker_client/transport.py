@@ -34,6 +34,8 @@ MAX_FINISHES = 65_536
 """Ends of requests that are kept while the sidecar is away; beyond, the oldest are lost."""
 MAX_ENGINES = 64
 """Engines of one worker whose profiles are kept ready to send."""
+_FINISH_DELAY_S = 0.05
+"""How long the end of a request waits for a message that goes out anyway."""
 _PAUSE_AFTER_LOSS_S = 0.25
 _PROBE_INTERVAL_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
@@ -63,6 +65,7 @@ class Transport:
         self._waiting: dict[int, Question] = {}
         self._finishes: deque[service_pb2.Finish] = deque(maxlen=MAX_FINISHES)
         self._wake_writer = asyncio.Event()
+        self._finish_timer: asyncio.TimerHandle | None = None
         self._last_seq = 0
         self._stream_number = 0
         self._first_unheard_s: float | None = None
@@ -109,7 +112,10 @@ class Transport:
         return ""
 
     def finish(self, question: Question, finish: service_pb2.Finish) -> None:
-        """Queues the end of a question's request, if the sidecar has heard of it at all."""
+        """Queues the end of a question's request, if the sidecar has heard of it at all.
+
+        It travels with the next questions, or by itself after `_FINISH_DELAY_S`.
+        """
         if not question.is_sent:
             return
         if question.stream_number == self._stream_number and not self._failure:
@@ -117,6 +123,14 @@ class Transport:
         if len(self._finishes) == MAX_FINISHES:
             self._stats.count("finishes_lost")
         self._finishes.append(finish)
+        if len(self._finishes) >= MAX_BATCH_ITEMS:
+            self._wake_writer.set()
+        elif self._finish_timer is None and self._runner is not None:
+            loop = self._runner.get_loop()
+            self._finish_timer = loop.call_later(_FINISH_DELAY_S, self._send_finishes)
+
+    def _send_finishes(self) -> None:
+        self._finish_timer = None
         self._wake_writer.set()
 
     def _is_unresponsive(self, now_s: float) -> bool:
