@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import grpc
 import psutil
 
 START_TIMEOUT_S = 30.0
+_POLL_S = 0.005
 
 
 class ServerProcess:
@@ -44,15 +44,26 @@ class ServerProcess:
         self.kill()
 
     async def start(self) -> None:
-        """Starts the process and waits until it accepts calls."""
-        environment = {name: value for name, value in os.environ.items() if "ROUTING_HINTS" not in name}
+        """Starts the process and waits until it accepts connections."""
         began = time.perf_counter()
-        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL, env=environment)
-        async with grpc.aio.insecure_channel(
-            self.target, options=(("grpc.initial_reconnect_backoff_ms", 10), ("grpc.max_reconnect_backoff_ms", 10))
-        ) as channel:
-            await asyncio.wait_for(channel.channel_ready(), START_TIMEOUT_S)
+        self._process = self._spawn()
+        while not await self._accepts():
+            if time.perf_counter() - began > START_TIMEOUT_S:
+                raise RuntimeError(f"{self._command[2]} does not serve {self.socket_path}")
+            await asyncio.sleep(_POLL_S)
         self.start_s = time.perf_counter() - began
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if "ROUTING_HINTS" not in name}
+        return subprocess.Popen(self._command, stderr=subprocess.DEVNULL, env=environment)
+
+    async def _accepts(self) -> bool:
+        try:
+            _, writer = await asyncio.open_unix_connection(str(self.socket_path))
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal."""

@@ -9,13 +9,23 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from worker_client import AdpRouter, EngineDialect, EngineProfile, Phase
+from worker_client import AdpRouter, EngineDialect, EngineProfile, Phase, RankSource
 
 CAPTURES = Path(__file__).parent.parent / "tests" / "data" / "captures" / "1.6.1"
 LEGS = {"prefill": Phase.PREFILL, "decode": Phase.DECODE}
 TURNS = (1, 2, 3)
 ENGINE = EngineProfile(
-    dialect=EngineDialect.CONVERSATION_PARAMS, adp_router=AdpRouter.CONVERSATION, dp_size=4, instance_id="bench"
+    dialect=EngineDialect.CONVERSATION_PARAMS,
+    adp_router=AdpRouter.CONVERSATION,
+    dp_size=4,
+    instance_id="bench",
+)
+PLACING_ENGINE = EngineProfile(
+    dialect=EngineDialect.RANK_ONLY,
+    adp_router=AdpRouter.DEFAULT,
+    rank_source=RankSource.SIDECAR,
+    dp_size=4,
+    instance_id="bench-placing",
 )
 
 # What a client behind a proxy sends anyway; none of it changes an answer.
@@ -86,7 +96,9 @@ class Workload:
         filler = {f"x-proxy-detail-{number}": f"value-{number}" for number in range(header_count)}
         self._headers = dict([*_HEADERS.items(), *filler.items()][:header_count])
         self._templates = [
-            (phase, _load(f"{leg}_disagg_session_turn{turn}")) for turn in TURNS for leg, phase in LEGS.items()
+            (phase, _load(f"{leg}_disagg_session_turn{turn}"))
+            for turn in TURNS
+            for leg, phase in LEGS.items()
         ]
 
     def legs(self) -> Iterator[Leg]:

@@ -213,7 +213,8 @@ class RoutingHintClient:
 
     def _make_question(self, facts: RequestFacts, engine: EngineProfile) -> Question:
         loop = asyncio.get_running_loop()
-        key = make_key(facts, engine, self._transport.policy)
+        policy = self._transport.policy
+        key = make_key(facts, engine, policy)
         known_rank = self._memory.bound_rank(key)
         return Question(
             facts=facts,
@@ -222,6 +223,7 @@ class RoutingHintClient:
             key=key,
             reply=loop.create_future(),
             asked_at_s=loop.time(),
+            key_revision=policy.revision,
         )
 
     async def _ask(self, question: Question) -> tuple[Answer, str]:
@@ -244,7 +246,11 @@ class RoutingHintClient:
         return _FORWARD, reason
 
     def _remember(self, question: Question, answer: Answer) -> None:
-        self._memory.remember(question.key, answer, question.engine)
+        policy = self._transport.policy
+        key = question.key
+        if question.key_revision != policy.revision:
+            key = make_key(question.facts, question.engine, policy)  # the policy came while it was asked
+        self._memory.remember(key, answer, question.engine)
 
 
 class PendingPlan:

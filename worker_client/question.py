@@ -25,6 +25,7 @@ class Question:
         seq: names it on the stream that it was sent on, 0 before it is sent.
         stream_number: that stream, counted from 1; 0 before it is sent.
         is_late: whether its caller went on without an answer.
+        key_revision: the policy that `key` was made by.
     """
 
     facts: RequestFacts
@@ -36,6 +37,7 @@ class Question:
     seq: int = 0
     stream_number: int = 0
     is_late: bool = False
+    key_revision: str = ""
 
     @property
     def is_sent(self) -> bool:

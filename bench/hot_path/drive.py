@@ -30,7 +30,14 @@ class Sample:
     server_cpu_s: float
 
 
-async def drive(ask: Ask, in_flight: int, duration_s: float, server_cpu_s: Callable[[], float]) -> Sample:
+async def drive(
+    ask: Ask,
+    in_flight: int,
+    duration_s: float,
+    server_cpu_s: Callable[[], float],
+    *,
+    answers_per_ask: int = 1,
+) -> Sample:
     """Asks again and again in `in_flight` tasks for `duration_s` seconds."""
     latencies: list[float] = []
     deadline = time.perf_counter() + duration_s
@@ -46,12 +53,13 @@ async def drive(ask: Ask, in_flight: int, duration_s: float, server_cpu_s: Calla
     server_before, client_before, began = server_cpu_s(), time.process_time(), time.perf_counter()
     await asyncio.gather(*(repeat() for _ in range(in_flight)))
     elapsed_s = time.perf_counter() - began
-    scale = 100_000 / len(latencies)
+    answers = len(latencies) * answers_per_ask
+    scale = 100_000 / answers
     p50, p99 = np.percentile(np.array(latencies) * 1e6, [50, 99])
     return Sample(
         p50_us=float(p50),
         p99_us=float(p99),
-        per_s=len(latencies) / elapsed_s,
+        per_s=answers / elapsed_s,
         client_cpu_s=(time.process_time() - client_before) * scale,
         server_cpu_s=(server_cpu_s() - server_before) * scale,
     )

@@ -1,0 +1,47 @@
+"""The questions and answers of a workload as bytes, so that every peer moves as many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bench.workload import ENGINE, Leg
+from routing_hints.v1 import service_pb2
+from sidecar.answer_codec import encode_client_policy
+from sidecar.counters import Counters
+from sidecar.decider import Decider
+from sidecar.policy import Policy
+from sidecar.policy_file import PolicyHolder, activate
+from sidecar.recorder import Recorder
+from worker_client import codec
+from worker_client.request import read_request
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One question, and the bytes of its answer."""
+
+    question: service_pb2.EnrichRequest
+    answer_bytes: int
+
+    @property
+    def question_bytes(self) -> int:
+        """The size of the question."""
+        return self.question.ByteSize()
+
+
+def encode_exchanges(legs: Iterable[Leg]) -> list[Exchange]:
+    """Returns what the real codecs of both sides make of these legs."""
+    holder = PolicyHolder(activate(Policy()))
+    decider = Decider(holder, Recorder(lambda: 0.0), Counters())
+    policy = codec.decode_policy(encode_client_policy(holder.current.compiled))
+    engine_pb = codec.encode_engine(ENGINE)
+    exchanges = []
+    for leg in legs:
+        facts = read_request(leg.request, leg.context, phase=leg.phase, headers=leg.headers)
+        question = service_pb2.EnrichRequest()
+        codec.fill_request(
+            question, facts, policy, engine_pb=engine_pb, router_rank=facts.router_rank, known_rank=None
+        )
+        exchanges.append(Exchange(question, decider.decide(question).ByteSize()))
+    return exchanges
