@@ -17,7 +17,7 @@ from worker_client.model import (
     Phase,
     RankDirective,
 )
-from worker_client.request import MAX_RANK, RequestFacts, dig, read_text
+from worker_client.request import MAX_ENTRIES, MAX_RANK, RequestFacts, dig, read_text
 
 _DIRECTIVES = {int(member): member for member in RankDirective if member}
 _SOURCES = {int(member): member for member in IdentitySource if member}
@@ -54,6 +54,14 @@ def encode_request(
         known_rank=None,
     )
     return message
+
+
+def name_every_carrier(facts: RequestFacts) -> ClientPolicy:
+    """Returns a policy that sends all that `facts` hold, for a sidecar that did not say what it reads."""
+    metadata = [name for name in facts.metadata if isinstance(name, str)]
+    return ClientPolicy(
+        headers=tuple(facts.headers), metadata=tuple(metadata[:MAX_ENTRIES]), annotations=("",)
+    )
 
 
 def fill_request(
