@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := sidecar worker_client examples tests hatch_build.py
+SOURCES := sidecar worker_client examples tests bench hatch_build.py
+SECONDS := 600
 RUN_DIR := $(CURDIR)/run
 PORT := 50051
 ENGINE ?= $(shell command -v docker || command -v podman || echo docker)
