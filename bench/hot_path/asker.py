@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -70,7 +71,7 @@ async def open_stream(path: Path, workload: Workload, batch: int) -> AsyncIterat
     message = service_pb2.EnrichStreamRequest(items=items).SerializeToString()
     hello = service_pb2.EnrichStreamRequest(hello=service_pb2.StreamHello(worker_id="bench"))
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-        call = channel.stream_stream(_STREAM_METHOD)()
+        call: Any = channel.stream_stream(_STREAM_METHOD)()
         await call.write(hello.SerializeToString())
         await call.read()
 
@@ -87,7 +88,8 @@ async def open_stream(path: Path, workload: Workload, batch: int) -> AsyncIterat
 async def open_echo(path: Path) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
     """The echo's method, bytes in and bytes out, on the channel that a user would write."""
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-        yield channel.unary_unary(echo_server.METHOD)
+        method: Any = channel.unary_unary(echo_server.METHOD)
+        yield method
 
 
 def make_echo_asker(method: Callable[[bytes], Awaitable[bytes]], workload: Workload) -> Ask:

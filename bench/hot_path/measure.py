@@ -107,7 +107,7 @@ def _start_peer(module: str, path: Path) -> ServerProcess:
 def median_ratio(samples: Samples, ours: tuple[str, int], theirs: tuple[str, int], figure: str) -> float:
     """Returns the median over the rounds of our figure divided by theirs of the same round."""
     pairs = zip(samples[ours], samples[theirs], strict=True)
-    return statistics.median(getattr(our, figure) / getattr(their, figure) for our, their in pairs)
+    return float(statistics.median(getattr(our, figure) / getattr(their, figure) for our, their in pairs))
 
 
 def median_cpu_ratio(samples: Samples, ours: tuple[str, int], theirs: tuple[str, int]) -> float:

@@ -22,6 +22,7 @@ from worker_client import ClientConfig, RoutingHintClient
 MAX_CLIENT_GROWTH_MIB = 16.0
 MAX_SIDECAR_GROWTH_MIB = 64.0
 MAX_NEW_FILES = 4
+_MEMORY_ENTRIES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,11 @@ async def soak(seconds: float, *, fails_open: bool = True, seed: int = 1) -> Soa
         policy = folder / "policy.yaml"
         write_policy(policy, 0)
         sidecar = start_sidecar(folder, "--policy", str(policy))
-        settings = {} if fails_open else {"memory_entries": 0, "local_rule": False}
-        config = ClientConfig(target=f"unix://{sidecar.socket_path}", **settings)
+        config = ClientConfig(
+            target=f"unix://{sidecar.socket_path}",
+            memory_entries=_MEMORY_ENTRIES if fails_open else 0,
+            local_rule=fails_open,
+        )
         async with sidecar:
             idle_mib = sidecar.rss_bytes() / 2**20
             async with RoutingHintClient(config) as client:
