@@ -21,7 +21,9 @@ async def serve(path: str) -> None:
     async def echo(data: bytes, _context: object) -> bytes:
         return bytes(int.from_bytes(data[:4], "big"))
 
-    handlers = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Echo": grpc.unary_unary_rpc_method_handler(echo)
+    }
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))
     server.add_insecure_port(f"unix:{path}")

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from bench.workload import ENGINE, Leg
 from routing_hints.v1 import service_pb2
-from sidecar.answer_codec import encode_client_policy
-from sidecar.counters import Counters
-from sidecar.decider import Decider
-from sidecar.policy import Policy
-from sidecar.policy_file import PolicyHolder, activate
-from sidecar.recorder import Recorder
+from sidecar.answer_codec import encode_answer, encode_client_policy
+from sidecar.enrich import decide
+from sidecar.policy import Policy, compile_policy
+from sidecar.request_codec import decode_query
 from worker_client import codec
 from worker_client.request import read_request
+
+DECISION_ID = "0a1b2c3d-fffff"
+"""As long as the sidecar's own are after a million decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,8 @@ class Exchange:
 
 def encode_exchanges(legs: Iterable[Leg]) -> list[Exchange]:
     """Returns what the real codecs of both sides make of these legs."""
-    holder = PolicyHolder(activate(Policy()))
-    decider = Decider(holder, Recorder(lambda: 0.0), Counters())
-    policy = codec.decode_policy(encode_client_policy(holder.current.compiled))
+    compiled = compile_policy(Policy())
+    policy = codec.decode_policy(encode_client_policy(compiled))
     engine_pb = codec.encode_engine(ENGINE)
     exchanges = []
     for leg in legs:
@@ -43,5 +43,6 @@ def encode_exchanges(legs: Iterable[Leg]) -> list[Exchange]:
         codec.fill_request(
             question, facts, policy, engine_pb=engine_pb, router_rank=facts.router_rank, known_rank=None
         )
-        exchanges.append(Exchange(question, decider.decide(question).ByteSize()))
+        answer = encode_answer(decide(decode_query(question), compiled), DECISION_ID)
+        exchanges.append(Exchange(question, answer.ByteSize()))
     return exchanges

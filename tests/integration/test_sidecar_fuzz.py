@@ -1,52 +1,34 @@
-"""Whatever a peer puts on the wire, a stream of the sidecar answers or refuses, and nothing breaks."""
+"""Whatever a peer puts on the wire, the sidecar answers or refuses, and nothing breaks."""
 
 from __future__ import annotations
 
-import time
-from itertools import count, takewhile
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable
+from itertools import count
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
-from hypothesis import given
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from routing_hints.v1 import service_pb2
-from sidecar.counters import Counters
-from sidecar.decider import Decider
-from sidecar.drain import DrainGate
-from sidecar.policy import Policy
-from sidecar.policy_file import PolicyHolder, activate
-from sidecar.recorder import Recorder
-from sidecar.request_codec import FieldError
-from sidecar.rpc import DefectLog, MalformedMessageError
-from sidecar.stream import StreamServicer
+from routing_hints.v1 import admin_pb2, admin_pb2_grpc, service_pb2
 from tests.fixtures.corpus import list_questions, spoiled
+from tests.fixtures.sidecar import SidecarServer
+
+SERVICE = f"/{service_pb2.DESCRIPTOR.services_by_name['RoutingHintsService'].full_name}"
+# One sidecar for all examples: what an earlier one left behind is part of the test.
+one_sidecar = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-class Peer:
-    """Stands in for grpc's context: gives the messages, keeps the answers."""
-
-    def __init__(self, *messages: bytes) -> None:
-        self._messages = iter(messages)
-        self.answers: list[service_pb2.EnrichStreamResponse] = []
-
-    async def read(self) -> Any:
-        """The next message, or the end."""
-        return next(self._messages, grpc.aio.EOF)
-
-    async def write(self, data: bytes) -> None:
-        """Keeps an answer."""
-        self.answers.append(service_pb2.EnrichStreamResponse.FromString(data))
-
-
-def make_streams(counters: Counters) -> StreamServicer:
-    """The real stream, with everything behind it."""
-    holder = PolicyHolder(activate(Policy()))
-    recorder = Recorder(time.time)
-    decider = Decider(holder, recorder, counters)
-    return StreamServicer(decider, holder, recorder, counters, DefectLog(counters), DrainGate())
+@pytest.fixture
+async def channel(sidecar: SidecarServer) -> AsyncIterator[grpc.aio.Channel]:
+    """The peer's channel; in the end the sidecar must know of no defect."""
+    async with grpc.aio.insecure_channel(sidecar.target) as channel:
+        yield channel
+        admin = admin_pb2_grpc.RoutingHintsAdminServiceStub(channel)
+        stats = await admin.GetStats(admin_pb2.GetStatsRequest())
+        assert "defects" not in {counter.name for counter in stats.counters}
 
 
 @st.composite
@@ -63,30 +45,60 @@ def batches(draw: st.DrawFn) -> bytes:
     return message.SerializeToString()
 
 
-def parse(data: bytes) -> tuple[service_pb2.EnrichStreamRequest, ...]:
+def parse(data: bytes) -> service_pb2.EnrichStreamRequest | None:
     """The message that the bytes hold, if they hold one."""
     try:
-        return (service_pb2.EnrichStreamRequest.FromString(data),)
+        return service_pb2.EnrichStreamRequest.FromString(data)
     except (DecodeError, ValueError):
-        return ()
+        return None
 
 
-@given(st.lists(spoiled(batches()), max_size=4))
-async def test_spoiled_messages_are_answered_or_refused(messages: list[bytes]) -> None:
-    """Each item is answered once, in its message's turn; what is no message ends the stream; no defect."""
-    counters, peer = Counters(), Peer(*messages)
-    refused = False
+async def receive(reply: Awaitable[bytes]) -> bytes | None:
+    """The reply, or None where the sidecar refused; fails on any other status."""
     try:
-        await make_streams(counters).converse(peer)  # type: ignore[arg-type]
-    except (FieldError, MalformedMessageError):
-        refused = True
-    readable = list(takewhile(bool, map(parse, messages)))
-    assert refused or len(readable) == len(messages)
-    asked = [item.seq for (message,) in readable for item in message.items]
-    answered = [result.seq for answer in peer.answers for result in answer.results]
-    assert answered == asked[: len(answered)]
-    assert refused or len(answered) == len(asked)
-    assert "defects" not in {name for name, _, _ in counters}
+        return await reply
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+            raise
+        return None
+
+
+@one_sidecar
+@given(messages=st.lists(spoiled(batches()), min_size=1, max_size=4))
+async def test_spoiled_messages_are_answered_or_refused(
+    channel: grpc.aio.Channel, messages: list[bytes]
+) -> None:
+    """Each item is answered once and in order, until what is no message ends the stream."""
+    stream: grpc.aio.StreamStreamCall = channel.stream_stream(f"{SERVICE}/EnrichStream")()
+    for number, data in enumerate(messages):
+        message = parse(data)
+        await stream.write(data)
+        if message is None:
+            assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
+            return
+        if message.items or number == 0:
+            reply = await receive(stream.read())
+            if reply is None:
+                return
+            answer = service_pb2.EnrichStreamResponse.FromString(reply)
+            assert [result.seq for result in answer.results] == [item.seq for item in message.items]
+            assert all(result.WhichOneof("outcome") for result in answer.results)
+    await stream.done_writing()
+    assert await stream.code() is grpc.StatusCode.OK
+
+
+@one_sidecar
+@given(question=spoiled(st.sampled_from(list_questions()).map(service_pb2.EnrichRequest.SerializeToString)))
+@pytest.mark.parametrize(
+    ("method", "response"),
+    [("Enrich", service_pb2.EnrichResponse), ("Explain", service_pb2.ExplainResponse)],
+)
+async def test_spoiled_question_gets_an_answer_or_a_status(
+    channel: grpc.aio.Channel, method: str, response: type[Message], question: bytes
+) -> None:
+    """A unary call ends with a response or with INVALID_ARGUMENT."""
+    reply = await receive(channel.unary_unary(f"{SERVICE}/{method}")(question))
+    assert reply is None or response.FromString(reply).IsInitialized()
 
 
 def test_corpus_holds_every_capture() -> None:
