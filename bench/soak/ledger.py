@@ -34,7 +34,10 @@ class Ledger:
         self.missing_ids = 0
         self.moved_ranks = 0
         self.cancelled = 0
-        self._revision_known: dict[_Conversation, str] = {}
+        # Policies count from the first; one that comes back is another, since memory holds what came last.
+        self._policy_number = 0
+        self._revision = ""
+        self._known_by: dict[_Conversation, int] = {}
         self._placed_rank: dict[_Conversation, int] = {}
 
     def note(
@@ -61,18 +64,21 @@ class Ledger:
     def forget(self, session_id: str) -> None:
         """Drops what is known of a conversation that is over."""
         for phase in Phase:
-            self._revision_known.pop((phase, session_id), None)
+            self._known_by.pop((phase, session_id), None)
             self._placed_rank.pop((phase, session_id), None)
 
     def _check_id(self, plan: Plan, key: _Conversation, is_structured: bool) -> None:
         answer = plan.answer
+        if answer.policy_revision != self._revision:
+            self._revision = answer.policy_revision
+            self._policy_number += 1
         if answer.conversation_id is None:
-            is_known = self._revision_known.get(key) == answer.policy_revision
+            is_known = self._known_by.get(key) == self._policy_number
             self.missing_ids += is_structured or is_known
         elif answer.conversation_id != key[1]:
             self.wrong_ids += 1
         if answer.origin is Origin.SIDECAR:
-            self._revision_known[key] = answer.policy_revision
+            self._known_by[key] = self._policy_number
 
     def _check_rank(self, plan: Plan, key: _Conversation) -> None:
         answer = plan.answer
