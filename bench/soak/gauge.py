@@ -1,4 +1,4 @@
-"""Memory, file descriptors and tasks over the time of a soak."""
+"""Memory, file descriptors, tasks and the event loop's delay over the time of a soak."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import psutil
 from bench.process import ServerProcess
 
 EVERY_S = 1.0
+BEAT_S = 0.01
 MIB = 1024 * 1024
 
 
@@ -24,6 +25,7 @@ class Gauge:
         self._sidecar_mib: list[float] = []
         self.client_files: list[int] = []
         self.tasks: list[int] = []
+        self.longest_delay_s = 0.0
 
     async def run(self) -> None:
         """Samples until cancelled."""
@@ -34,6 +36,14 @@ class Gauge:
             with contextlib.suppress(RuntimeError, psutil.NoSuchProcess):  # where it is down
                 self._sidecar_mib.append(self._sidecar.rss_bytes() / MIB)
             await asyncio.sleep(EVERY_S)
+
+    async def watch_loop(self) -> None:
+        """Follows how late the loop is, until cancelled: no plan can be on time in a loop that is not."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + BEAT_S
+            await asyncio.sleep(BEAT_S)
+            self.longest_delay_s = max(self.longest_delay_s, loop.time() - due_s)
 
     @property
     def client_growth_mib(self) -> float:

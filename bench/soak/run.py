@@ -23,6 +23,9 @@ MAX_CLIENT_GROWTH_MIB = 16.0
 MAX_SIDECAR_GROWTH_MIB = 64.0
 MAX_NEW_FILES = 4
 _MEMORY_ENTRIES = 65_536
+# A plan may meet a late loop when it is asked, when its deadline fires, and when it goes on.
+_MOST_DELAYS = 3
+_SLACK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class SoakReport:
     plan_p50_ms: float
     plan_p99_ms: float
     plan_longest_ms: float
+    loop_longest_delay_ms: float
     client_growth_mib: float
     client_slope_mib_per_min: float
     sidecar_growth_mib: float
@@ -89,6 +93,7 @@ async def soak(seconds: float, *, fails_open: bool = True, seed: int = 1) -> Soa
                     asyncio.create_task(run)
                     for run in (
                         gauge.run(),
+                        gauge.watch_loop(),
                         faults.run(),
                         change_policy(policy),
                         Load(client, ledger, dice).run(),
@@ -135,6 +140,7 @@ def _report(
     tasks_left: int,
 ) -> SoakReport:
     latencies_ms = np.array(ledger.latencies_s) * 1_000
+    deadline_ms = (ClientConfig().unknown_timeout_s + _MOST_DELAYS * gauge.longest_delay_s + _SLACK_S) * 1_000
     defects = stats.get("defects", {})
     lost = stats.get("finishes_lost", {}).get("", 0)
     new_files = gauge.client_files[-1] - gauge.client_files[min(2, len(gauge.client_files) - 1)]
@@ -146,6 +152,7 @@ def _report(
         ("missing ids", ledger.missing_ids > 0),
         ("moved ranks", ledger.moved_ranks > 0),
         ("finishes lost", lost > 0),
+        ("a plan waited past its deadline", latencies_ms.max() > deadline_ms),
         ("the client grows", gauge.client_growth_mib > MAX_CLIENT_GROWTH_MIB),
         ("the sidecar grows", sidecar_growth > MAX_SIDECAR_GROWTH_MIB),
         ("file descriptors leak", new_files > MAX_NEW_FILES),
@@ -170,6 +177,7 @@ def _report(
         plan_p50_ms=float(np.percentile(latencies_ms, 50)),
         plan_p99_ms=float(np.percentile(latencies_ms, 99)),
         plan_longest_ms=float(latencies_ms.max()),
+        loop_longest_delay_ms=gauge.longest_delay_s * 1_000,
         client_growth_mib=gauge.client_growth_mib,
         client_slope_mib_per_min=gauge.client_slope_mib_per_min,
         sidecar_growth_mib=sidecar_growth,
