@@ -163,7 +163,7 @@ class Announcer:
 
     def announce_no_stream(self) -> None:
         """Warns once that the sidecar has no stream RPC."""
-        if self._is_first("no-stream"):
+        if self._is_first("unary"):
             self._log.warning(
                 "sidecar_without_stream",
                 effect="one call per question; nothing is remembered, and ends of requests are not reported",

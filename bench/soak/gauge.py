@@ -1,4 +1,4 @@
-"""Memory, file descriptors, tasks and the event loop's delay over the time of a soak."""
+"""Memory, file descriptors and the event loop's delay over the time of a soak."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class Gauge:
         self._client_mib: list[float] = []
         self._sidecar_mib: list[float] = []
         self.client_files: list[int] = []
-        self.tasks: list[int] = []
         self.longest_delay_s = 0.0
 
     async def run(self) -> None:
@@ -32,7 +31,6 @@ class Gauge:
         while True:
             self._client_mib.append(self._me.memory_info().rss / MIB)
             self.client_files.append(self._me.num_fds())
-            self.tasks.append(len(asyncio.all_tasks()))
             with contextlib.suppress(RuntimeError, psutil.NoSuchProcess):  # where it is down
                 self._sidecar_mib.append(self._sidecar.rss_bytes() / MIB)
             await asyncio.sleep(EVERY_S)

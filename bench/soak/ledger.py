@@ -17,6 +17,7 @@ class Ledger:
         origins: plans by who answered.
         requests: plans so far.
         latencies_s: how long each of the latest plans took.
+        longest_s: how long the slowest of all took.
         wrong_ids: another conversation's id, or one that nobody sent.
         missing_ids: no id although a structured carrier names it, or although the client knows the
             conversation under the policy in force.
@@ -29,6 +30,7 @@ class Ledger:
         self.origins: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.requests = 0
+        self.longest_s = 0.0
         self.latencies_s: deque[float] = deque(maxlen=_LATENCIES)
         self.wrong_ids = 0
         self.missing_ids = 0
@@ -55,6 +57,7 @@ class Ledger:
         self.origins[plan.answer.origin.value] += 1
         self.requests += 1
         self.latencies_s.append(took_s)
+        self.longest_s = max(self.longest_s, took_s)
         key = (plan.phase, session_id)
         if is_placing:
             self._check_rank(plan, key)
