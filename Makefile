@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := sidecar worker_client examples tests hatch_build.py
+SOURCES := sidecar worker_client examples tests bench hatch_build.py
+SECONDS := 600
 RUN_DIR := $(CURDIR)/run
 PORT := 50051
 ENGINE ?= $(shell command -v docker || command -v podman || echo docker)
@@ -15,7 +16,7 @@ IMAGE_REQUIREMENTS ?= requirements/image.txt
 IMAGE_TEST_DIR ?= .image-test
 .DEFAULT_GOAL := help
 
-.PHONY: help setup run test e2e e2e-old mutation demo lint wheel test-wheel image image-test lock-image clean
+.PHONY: help setup setup-bench run test e2e e2e-old mutation demo bench bench-guard soak soak-control lint wheel test-wheel image image-test lock-image clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,6 +28,12 @@ $(VENV)/.installed: pyproject.toml hatch_build.py requirements/dev.txt $(shell f
 	touch $@
 
 setup: $(VENV)/.installed ## Makes .venv with the project and its tools.
+
+$(VENV)/.installed-bench: $(VENV)/.installed requirements/bench.txt
+	$(BIN)/python -m pip install -q -r requirements/bench.txt -c requirements/lock.txt
+	touch $@
+
+setup-bench: $(VENV)/.installed-bench ## Adds what the benchmarks need.
 
 run: setup ## Starts the sidecar on a socket and on loopback TCP, and says what to try.
 	@mkdir -p $(RUN_DIR)
@@ -57,6 +64,18 @@ e2e-old: setup .venv-e2e-old/.installed ## Runs those for Dynamo 1.2.1.
 
 demo: setup ## Replays a captured conversation through client, sidecar and an engine stand-in.
 	@$(BIN)/python -m examples.replay
+
+bench: setup-bench ## Measures the hot path beside its peers, in under five minutes.
+	$(BIN)/python -m bench.hot_path run --json $(RUN_DIR)/bench/hot-path.json
+
+bench-guard: setup-bench ## Fails where the hot path costs clearly more than it did.
+	$(BIN)/python -m bench.hot_path guard
+
+soak: setup-bench ## Keeps a worker's load going while the sidecar is in trouble; SECONDS=600.
+	$(BIN)/python -m bench.soak --seconds $(SECONDS) --json $(RUN_DIR)/bench/soak.json
+
+soak-control: setup-bench ## The same without fail-open; succeeds if the report complains.
+	$(BIN)/python -m bench.soak --seconds 20 --control
 
 lint: setup ## ruff, mypy strict, buf.
 	$(BIN)/ruff check $(SOURCES)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 from structlog.typing import Processor
@@ -26,11 +29,27 @@ def configure_logging(settings: Logging) -> None:
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
     )
     # A library's message may hold what it choked on, so only its place passes.
     handler = _PlaceHandler(level=max(level, logging.WARNING))
     logging.basicConfig(handlers=[handler], level=handler.level, force=True)
+
+
+class _LossyStream(io.TextIOBase):
+    """Drops what can't be written: a full disk or a closed pipe must not stop decisions."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 class _PlaceHandler(logging.Handler):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -33,6 +34,9 @@ MAX_ID_BYTES = 256
 MAX_VALUE_BYTES = 16_384
 MAX_ENTRIES = 256
 MAX_DP_SIZE = 65_536
+# No string or map of a message up to this size breaks a limit, and most messages are that short.
+_SHORT_BYTES = MAX_ID_BYTES
+_MAX_CACHED_BYTES = 1_024
 
 _REQUEST_LIMITS = (
     ("request_id", MAX_ID_BYTES),
@@ -45,7 +49,8 @@ _AGENT_CONTEXT_LIMITS = tuple(
     (name, MAX_VALUE_BYTES)
     for name in ("session_id", "parent_session_id", "trajectory_id", "parent_trajectory_id")
 )
-_SESSION_CONTROL_LIMITS = (("session_id", MAX_VALUE_BYTES), ("action", 64))
+_SESSION_CONTROL_LIMITS = (("session_id", MAX_VALUE_BYTES),)
+_ACTION_BYTES = 64
 _ENGINE_LIMITS = (("instance_id", MAX_ID_BYTES), ("version", MAX_ID_BYTES))
 _FINISH_LIMITS = (
     ("request_id", MAX_ID_BYTES),
@@ -95,12 +100,14 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
     """
     if not message.phase:
         raise FieldError("phase", "must be set")
-    _check_strings(message, _REQUEST_LIMITS)
+    if message.ByteSize() > _SHORT_BYTES:
+        _check_lengths(message)
     unknown: list[str] = []
     phase = _decode_enum(_PHASES, message.phase, "phase", Phase.UNSPECIFIED, unknown)
     kind = _decode_enum(_KINDS, message.kind, "kind", RequestKind.UNSPECIFIED, unknown)
     if message.HasField("engine"):
-        engine = _decode_engine(message.engine, "engine.", unknown)
+        engine, engine_unknown = _read_engine(message.engine, "engine.")
+        unknown.extend(engine_unknown)
     else:
         engine = caller.engine
         unknown.extend(caller.unknown_enums)
@@ -135,9 +142,8 @@ def decode_hello(message: service_pb2.StreamHello) -> Caller:
     _check_strings(message, _HELLO_LIMITS, "hello.")
     if not message.HasField("engine"):
         return Caller(message.worker_id)
-    unknown: list[str] = []
-    engine = _decode_engine(message.engine, "hello.engine.", unknown)
-    return Caller(message.worker_id, engine, tuple(unknown))
+    engine, unknown = _read_engine(message.engine, "hello.engine.")
+    return Caller(message.worker_id, engine, unknown)
 
 
 def decode_finish(message: service_pb2.Finish) -> FinishReport:
@@ -161,12 +167,23 @@ def decode_finish(message: service_pb2.Finish) -> FinishReport:
     )
 
 
-def _decode_engine(message: types_pb2.EngineProfile, path: str, unknown: list[str]) -> Engine:
+def _read_engine(message: types_pb2.EngineProfile, path: str) -> tuple[Engine, tuple[str, ...]]:
+    """Returns the engine, and the paths of its enum values that this sidecar does not know."""
+    data = message.SerializeToString()
+    decode = _decode_engine if len(data) <= _MAX_CACHED_BYTES else _decode_engine.__wrapped__
+    return decode(data, path)
+
+
+@lru_cache(maxsize=1_024)
+def _decode_engine(data: bytes, path: str) -> tuple[Engine, tuple[str, ...]]:
+    # A worker sends the same few bytes with each request.
+    message = types_pb2.EngineProfile.FromString(data)
+    unknown: list[str] = []
     _check_strings(message, _ENGINE_LIMITS, path)
     if message.dp_size > MAX_DP_SIZE:
         raise FieldError(f"{path}dp_size", f"is above {MAX_DP_SIZE}")
     none = RankSource.UNSPECIFIED
-    return Engine(
+    engine = Engine(
         _decode_enum(_DIALECTS, message.dialect, f"{path}dialect", EngineDialect.UNSPECIFIED, unknown),
         _decode_enum(_ROUTERS, message.adp_router, f"{path}adp_router", AdpRouter.UNSPECIFIED, unknown),
         _decode_enum(_RANK_SOURCES, message.rank_source, f"{path}rank_source", none, unknown),
@@ -175,14 +192,13 @@ def _decode_engine(message: types_pb2.EngineProfile, path: str, unknown: list[st
         message.subagent_affinity,
         message.wants_conversation_id,
     )
+    return engine, tuple(unknown)
 
 
 def _decode_identity(message: types_pb2.Identity) -> Identity:
-    _check_size(message.conversation_id, MAX_VALUE_BYTES, "identity.conversation_id")
     agent_context = session_control = None
     if message.HasField("agent_context"):
         context = message.agent_context
-        _check_strings(context, _AGENT_CONTEXT_LIMITS, "identity.agent_context.")
         agent_context = AgentContext(
             context.session_id,
             context.parent_session_id,
@@ -192,24 +208,29 @@ def _decode_identity(message: types_pb2.Identity) -> Identity:
         )
     if message.HasField("session_control"):
         control = message.session_control
-        _check_strings(control, _SESSION_CONTROL_LIMITS, "identity.session_control.")
+        _check_size(control.action, _ACTION_BYTES, "identity.session_control.action")
         session_control = SessionControl(control.session_id, control.action)
-    headers = _decode_map(message.headers, "identity.headers")
-    _decode_map(message.metadata, "identity.metadata")
-    _decode_map(message.body, "identity.body")
-    _check_count(len(message.annotations), "identity.annotations")
-    for annotation in message.annotations:
+    return Identity(message.conversation_id, agent_context, session_control, dict(message.headers.items()))
+
+
+def _check_lengths(message: service_pb2.EnrichRequest) -> None:
+    _check_strings(message, _REQUEST_LIMITS)
+    identity = message.identity
+    _check_size(identity.conversation_id, MAX_VALUE_BYTES, "identity.conversation_id")
+    _check_strings(identity.agent_context, _AGENT_CONTEXT_LIMITS, "identity.agent_context.")
+    _check_strings(identity.session_control, _SESSION_CONTROL_LIMITS, "identity.session_control.")
+    for path, entries in (
+        ("identity.headers", identity.headers),
+        ("identity.metadata", identity.metadata),
+        ("identity.body", identity.body),
+    ):
+        _check_count(len(entries), path)
+        for name, value in entries.items():
+            _check_size(name, MAX_ID_BYTES, path)
+            _check_size(value, MAX_VALUE_BYTES, path)
+    _check_count(len(identity.annotations), "identity.annotations")
+    for annotation in identity.annotations:
         _check_size(annotation, MAX_VALUE_BYTES, "identity.annotations")
-    return Identity(message.conversation_id, agent_context, session_control, headers)
-
-
-def _decode_map(entries: Mapping[str, str], path: str) -> Mapping[str, str]:
-    _check_count(len(entries), path)
-    decoded = dict(entries.items())
-    for name, value in decoded.items():
-        _check_size(name, MAX_ID_BYTES, path)
-        _check_size(value, MAX_VALUE_BYTES, path)
-    return decoded
 
 
 def _decode_enum(

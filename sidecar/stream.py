@@ -93,23 +93,23 @@ class StreamServicer:
             _check_batch(message)
             if policy is not None and message.HasField("hello"):
                 caller = decode_hello(message.hello)
-            results = await self._decide_all(message.items, caller, stream)
-            for finish in message.finishes:
-                self._finish(finish, stream)
-            if results or policy is not None:
-                response = service_pb2.EnrichStreamResponse(policy=policy, results=results)
+            response = service_pb2.EnrichStreamResponse(policy=policy)
+            await self._decide_all(message.items, response.results, caller, stream)
+            if response.results or policy is not None:
                 await context.write(response.SerializeToString())
                 policy = None
+            for finish in message.finishes:
+                self._finish(finish, stream)
 
-    async def _decide_all(self, items: Any, caller: Caller, stream: int) -> list[service_pb2.EnrichResult]:
-        results = []
+    async def _decide_all(self, items: Any, results: Any, caller: Caller, stream: int) -> None:
         for number, item in enumerate(items, 1):
-            results.append(self._decide(item, caller, stream))
+            self._decide(item, results.add(seq=item.seq), caller, stream)
             if number % _DECISIONS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        return results
 
-    def _decide(self, item: service_pb2.EnrichItem, caller: Caller, stream: int) -> service_pb2.EnrichResult:
+    def _decide(
+        self, item: service_pb2.EnrichItem, result: service_pb2.EnrichResult, caller: Caller, stream: int
+    ) -> None:
         try:
             response = self._decider.decide(item.request, caller, (stream, item.seq))
         except FieldError as error:
@@ -120,9 +120,9 @@ class StreamServicer:
             self._counters.add("refused_items", ("code", "internal"))
             code, field, message = service_pb2.ERROR_CODE_INTERNAL, "", DEFECT_MESSAGE
         else:
-            return service_pb2.EnrichResult(seq=item.seq, response=response)
-        refusal = service_pb2.EnrichError(code=code, field=field, message=message)
-        return service_pb2.EnrichResult(seq=item.seq, error=refusal)
+            result.response.CopyFrom(response)
+            return
+        result.error.CopyFrom(service_pb2.EnrichError(code=code, field=field, message=message))
 
     def _finish(self, message: service_pb2.Finish, stream: int) -> None:
         try:

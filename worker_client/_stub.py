@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any, Protocol
 
 import grpc
@@ -19,6 +20,19 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
 )
+
+
+NO_METHOD = "grpc-unimplemented"
+_BROKEN_WRITE = "Internal error from Core"
+
+
+class Enrich(Protocol):
+    """The unary RPC."""
+
+    def __call__(
+        self, request: service_pb2.EnrichRequest, *, timeout: float
+    ) -> Awaitable[service_pb2.EnrichResponse]:
+        """Asks one question; `timeout` is in seconds. Raises `grpc.aio.AioRpcError`."""
 
 
 class EnrichCall(Protocol):
@@ -78,16 +92,27 @@ async def get_policy(channel: grpc.aio.Channel, timeout_s: float) -> admin_pb2.G
     return response
 
 
+def find_unary(channel: grpc.aio.Channel) -> Enrich:
+    """Returns the unary RPC on `channel`."""
+    stub: Any = service_pb2_grpc.RoutingHintsServiceStub(channel)
+    enrich: Enrich = stub.Enrich
+    return enrich
+
+
 async def describe_end(call: EnrichCall) -> str:
     """Returns a reason token for the end of `call`, once it has ended."""
-    return describe_status(await call.code(), await call.details() or "")
+    return describe_status(await call.code(), await call.details())
 
 
-def describe_status(code: grpc.StatusCode, details: str) -> str:
-    """Returns a reason token for the end of a call.
+def describe_status(code: grpc.StatusCode, details: str | None) -> str:
+    """Returns a reason token for a status.
 
-    gRPC reports a failed connect as UNAVAILABLE and names the system's error in the text only.
+    gRPC reports a failed connect as UNAVAILABLE and names the system's error in the text only; a write that
+    meets a broken connection before its end is read, it reports as an internal error of its own.
     """
+    details = details or ""
+    if code is grpc.StatusCode.INTERNAL and details == _BROKEN_WRITE:
+        return "connection-lost"
     if code is grpc.StatusCode.UNAVAILABLE:
         for text, token in (
             ("Permission denied", "permission-denied"),

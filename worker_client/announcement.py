@@ -161,6 +161,14 @@ class Announcer:
             effect="known conversations keep their id; the local rule decides others",
         )
 
+    def announce_no_stream(self) -> None:
+        """Warns once that the sidecar has no stream RPC."""
+        if self._is_first("unary"):
+            self._log.warning(
+                "sidecar_without_stream",
+                effect="one call per question; nothing is remembered, and ends of requests are not reported",
+            )
+
     def announce_recovery(self) -> None:
         """Says that the sidecar answers again."""
         self._log.info("sidecar_recovered")

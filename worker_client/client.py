@@ -213,7 +213,8 @@ class RoutingHintClient:
 
     def _make_question(self, facts: RequestFacts, engine: EngineProfile) -> Question:
         loop = asyncio.get_running_loop()
-        key = make_key(facts, engine, self._transport.policy)
+        policy = self._transport.policy
+        key = make_key(facts, engine, policy)
         known_rank = self._memory.bound_rank(key)
         return Question(
             facts=facts,
@@ -222,20 +223,22 @@ class RoutingHintClient:
             key=key,
             reply=loop.create_future(),
             asked_at_s=loop.time(),
+            key_revision=policy.revision,
         )
 
     async def _ask(self, question: Question) -> tuple[Answer, str]:
         """Returns the sidecar's answer, or the client's own with the reason for it."""
         self._transport.start()
-        remembered = self._memory.recall(question.key, self._transport.policy)
+        is_known = self._memory.holds(question.key, self._transport.policy)
         reason = self._transport.ask(question)
         if not reason:
-            limit_s = self._config.unknown_timeout_s if remembered is None else self._config.known_timeout_s
+            limit_s = self._config.known_timeout_s if is_known else self._config.unknown_timeout_s
             answer = await question.wait(limit_s)
             if answer is not None:
                 return answer, ""
             reason = "sidecar-late" if question.is_late else "sidecar-gave-no-answer"
         self._stats.count("fail_open", reason)
+        remembered = self._memory.recall(question.key, self._transport.policy)
         if remembered is not None:
             return remembered, reason
         if self._config.local_rule:
@@ -243,7 +246,11 @@ class RoutingHintClient:
         return _FORWARD, reason
 
     def _remember(self, question: Question, answer: Answer) -> None:
-        self._memory.remember(question.key, answer, question.engine)
+        policy = self._transport.policy
+        key = question.key
+        if question.key_revision != policy.revision:
+            key = make_key(question.facts, question.engine, policy)  # the policy came while it was asked
+        self._memory.remember(key, answer, question.engine)
 
 
 class PendingPlan:

@@ -17,7 +17,7 @@ from worker_client.model import (
     Phase,
     RankDirective,
 )
-from worker_client.request import MAX_RANK, RequestFacts, dig, read_text
+from worker_client.request import MAX_ENTRIES, MAX_RANK, RequestFacts, dig, read_text
 
 _DIRECTIVES = {int(member): member for member in RankDirective if member}
 _SOURCES = {int(member): member for member in IdentitySource if member}
@@ -54,6 +54,14 @@ def encode_request(
         known_rank=None,
     )
     return message
+
+
+def name_every_carrier(facts: RequestFacts) -> ClientPolicy:
+    """Returns a policy that sends all that `facts` hold, for a sidecar that did not say what it reads."""
+    metadata = [name for name in facts.metadata if isinstance(name, str)]
+    return ClientPolicy(
+        headers=tuple(facts.headers), metadata=tuple(metadata[:MAX_ENTRIES]), annotations=("",)
+    )
 
 
 def fill_request(
@@ -120,18 +128,18 @@ def decode_answer(response: service_pb2.EnrichResponse) -> Answer:
     hints = response.hints
     directive = _DIRECTIVES.get(response.rank_directive, RankDirective.FORWARD)
     return Answer(
-        directive=directive,
-        origin=Origin.SIDECAR,
-        conversation_id=hints.conversation_id or None,
-        affinity_key=hints.affinity_key or None,
-        dp_rank=hints.dp_rank if directive is RankDirective.PLACE and hints.HasField("dp_rank") else None,
-        source=_SOURCES.get(response.source, IdentitySource.NONE),
-        source_detail=response.source_detail,
-        decision=_DECISIONS.get(response.decision, Decision.NONE),
-        decision_id=response.decision_id,
-        conversation_hash=response.conversation_hash,
-        policy_revision=response.policy_revision,
-        notices=tuple(response.notices),
+        directive,
+        Origin.SIDECAR,
+        hints.conversation_id or None,
+        hints.affinity_key or None,
+        hints.dp_rank if directive is RankDirective.PLACE and hints.HasField("dp_rank") else None,
+        _SOURCES.get(response.source, IdentitySource.NONE),
+        response.source_detail,
+        _DECISIONS.get(response.decision, Decision.NONE),
+        response.decision_id,
+        response.conversation_hash,
+        response.policy_revision,
+        tuple(response.notices),
     )
 
 

@@ -17,7 +17,7 @@ MAX_ENTRIES = 256
 HEALTH_CHECK_KEY = "_HEALTH_CHECK"
 """Marks a probe of Dynamo's health check. Source: dynamo.health_check of Dynamo 1.6.1."""
 MAX_RANK = 65_535
-_PHASES = frozenset(int(member) for member in Phase)
+_PHASES: Mapping[int, Phase] = {int(member): member for member in Phase}
 _KINDS = frozenset(int(member) for member in RequestKind)
 
 
@@ -135,6 +135,8 @@ def as_mapping(value: object) -> Mapping[Any, Any]:
     """Returns `value` if it is a mapping, also one that only behaves like it, else an empty one."""
     if isinstance(value, dict):
         return value
+    if value is None:
+        return {}
     try:
         if hasattr(value, "keys") and hasattr(value, "__getitem__"):
             return dict(cast(Mapping[Any, Any], value))
@@ -167,6 +169,8 @@ class _TextReader:
         """Returns `value` as text, empty where it is none or breaks a limit."""
         if value is None:
             return ""
+        if type(value) is str and len(value) <= limit and value.isascii():
+            return value  # nearly every value, and each request has dozens
         if isinstance(value, bytes):
             try:
                 value = value.decode()
@@ -189,7 +193,10 @@ class _TextReader:
 
     def read_first(self, *values: object, limit: int) -> str:
         """Returns the first of `values` that is text, empty where none is."""
-        return next(filter(None, (self.read(value, limit=limit) for value in values)), "")
+        for value in values:
+            if found := self.read(value, limit=limit):
+                return found
+        return ""
 
     def note(self, notice: str) -> None:
         """Notes that something was dropped, each thing once."""
@@ -207,7 +214,7 @@ def read_text(value: object, notices: list[str]) -> str:
 
 
 def _read_phase(phase: object, has_prefill_result: bool) -> Phase:
-    known = Phase(phase) if isinstance(phase, int) and phase in _PHASES else Phase.UNSPECIFIED
+    known = _PHASES.get(phase, Phase.UNSPECIFIED) if isinstance(phase, int) else Phase.UNSPECIFIED
     if known is Phase.DECODE and not has_prefill_result:
         return Phase.AGGREGATED  # conditional disaggregation: this worker prefills for itself
     return known
@@ -256,8 +263,7 @@ def _read_headers(text: _TextReader, *given: object) -> dict[str, str]:
             if len(headers) == MAX_ENTRIES:
                 text.note("headers-over-limit-dropped")
                 return headers
-            first = value[0] if isinstance(value, (list, tuple)) and value else value
-            headers[key] = text.read(None if isinstance(first, (list, tuple)) else first)
+            headers[key] = text.read(value if type(value) is str else _first_value(value))
     return headers
 
 
@@ -267,6 +273,12 @@ def _header_pairs(pairs: object) -> Iterable[tuple[object, object]]:
     return as_mapping(pairs).items()
 
 
+def _first_value(value: object) -> object:
+    """Returns the first of a header's values, where it comes with several."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return None if isinstance(first, (list, tuple)) else first
+
+
 def _read_tenant(
     text: _TextReader,
     tenant: object,
@@ -274,10 +286,9 @@ def _read_tenant(
     routing: Mapping[Any, Any],
     headers: Mapping[str, str],
 ) -> str:
-    salt = dig(source, "extra_args.nvext.cache_salt")
-    for value in (tenant, salt, routing.get("cache_salt"), headers.get("x-tenant-id")):
-        found = text.read(value).strip()
-        if found:
+    nvext = as_mapping(as_mapping(source.get("extra_args")).get("nvext"))
+    for value in (tenant, nvext.get("cache_salt"), routing.get("cache_salt"), headers.get("x-tenant-id")):
+        if value is not None and (found := text.read(value).strip()):
             return found
     return ""
 

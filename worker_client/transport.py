@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 import grpc
 
 from routing_hints.v1 import service_pb2, types_pb2
-from worker_client import _stub, codec
+from worker_client import _stub, codec, unary
 from worker_client.announcement import Announcer
 from worker_client.config import ClientConfig, grpc_target
 from worker_client.engine import EngineProfile
@@ -34,6 +34,8 @@ MAX_FINISHES = 65_536
 """Ends of requests that are kept while the sidecar is away; beyond, the oldest are lost."""
 MAX_ENGINES = 64
 """Engines of one worker whose profiles are kept ready to send."""
+_FINISH_DELAY_S = 0.05
+"""How long the end of a request waits for a message that goes out anyway."""
 _PAUSE_AFTER_LOSS_S = 0.25
 _PROBE_INTERVAL_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
@@ -63,6 +65,7 @@ class Transport:
         self._waiting: dict[int, Question] = {}
         self._finishes: deque[service_pb2.Finish] = deque(maxlen=MAX_FINISHES)
         self._wake_writer = asyncio.Event()
+        self._finish_timer: asyncio.TimerHandle | None = None
         self._last_seq = 0
         self._stream_number = 0
         self._first_unheard_s: float | None = None
@@ -109,7 +112,10 @@ class Transport:
         return ""
 
     def finish(self, question: Question, finish: service_pb2.Finish) -> None:
-        """Queues the end of a question's request, if the sidecar has heard of it at all."""
+        """Queues the end of a question's request, if the sidecar has heard of it at all.
+
+        It travels with the next questions, or by itself after `_FINISH_DELAY_S`.
+        """
         if not question.is_sent:
             return
         if question.stream_number == self._stream_number and not self._failure:
@@ -117,6 +123,14 @@ class Transport:
         if len(self._finishes) == MAX_FINISHES:
             self._stats.count("finishes_lost")
         self._finishes.append(finish)
+        if len(self._finishes) >= MAX_BATCH_ITEMS:
+            self._wake_writer.set()
+        elif self._finish_timer is None and self._runner is not None:
+            loop = self._runner.get_loop()
+            self._finish_timer = loop.call_later(_FINISH_DELAY_S, self._send_finishes)
+
+    def _send_finishes(self) -> None:
+        self._finish_timer = None
         self._wake_writer.set()
 
     def _is_unresponsive(self, now_s: float) -> bool:
@@ -143,6 +157,8 @@ class Transport:
                 call = _stub.open_stream(channel)
                 try:
                     reason = await self._serve(call)
+                    if reason == _stub.NO_METHOD:
+                        reason = await self._serve_singly(_stub.find_unary(channel))
                 except Exception as error:  # noqa: BLE001  a defect must not end reconnecting
                     self._on_defect(error)
                     reason = "client-defect"
@@ -194,6 +210,52 @@ class Transport:
                 self._on_defect(defect)
         call.cancel()
         return await _stub.describe_end(call)
+
+    async def _serve_singly(self, enrich: _stub.Enrich) -> str:
+        """Asks by unary calls until they fail; returns why, as a reason token.
+
+        Without a policy nothing may be remembered, and there is no RPC for the ends of requests.
+        """
+        timeout_s = self._config.unknown_timeout_s
+        if reason := await unary.probe(enrich, timeout_s):
+            return reason
+        self._failure = ""
+        self.policy = ClientPolicy()
+        self._note_heard()
+        self._announcer.announce_no_stream()
+        return await unary.ask_singly(
+            enrich, self._next_question, self._encode_alone, self._settle, timeout_s
+        )
+
+    async def _next_question(self) -> Question | None:
+        while not self._is_closing:
+            while self._unsent:
+                question = self._unsent.popleft()
+                if not question.reply.done():
+                    self._note_sent(question)
+                    return question
+            if self._finishes:
+                self._stats.count("finishes_lost", amount=len(self._finishes))
+                self._finishes.clear()
+            self._wake_writer.clear()
+            await self._wake_writer.wait()
+        return None
+
+    def _encode_alone(self, question: Question) -> service_pb2.EnrichRequest:
+        message = service_pb2.EnrichRequest()
+        try:
+            self._fill(message, question, codec.name_every_carrier(question.facts))
+        except Exception as error:  # noqa: BLE001  one odd request must not end everybody's questions
+            self._on_defect(error)
+        return message
+
+    def _settle(self, question: Question, response: service_pb2.EnrichResponse | None) -> None:
+        self._waiting.pop(question.seq, None)
+        if response is None:
+            self._reply(question, None)
+            return
+        self._note_heard()
+        self._reply(question, codec.decode_answer(response))
 
     async def _read(self, call: _stub.EnrichCall) -> service_pb2.EnrichStreamResponse:
         try:
@@ -249,6 +311,9 @@ class Transport:
                 try:
                     await self._write(call, batch)
                 except _StreamEndedError:
+                    lost = len(self._finishes) + len(batch.finishes) - MAX_FINISHES
+                    if lost > 0:
+                        self._stats.count("finishes_lost", amount=lost)
                     self._finishes.extendleft(reversed(batch.finishes))
                     raise
             if self._is_closing:
@@ -279,20 +344,26 @@ class Transport:
         return batch
 
     def _add_item(self, batch: service_pb2.EnrichStreamRequest, question: Question) -> int:
+        self._note_sent(question)
+        item = batch.items.add(seq=question.seq)
+        self._fill(item.request, question, self.policy)
+        return item.ByteSize()
+
+    def _note_sent(self, question: Question) -> None:
         self._last_seq += 1
         question.seq = self._last_seq
         question.stream_number = self._stream_number
         self._waiting[question.seq] = question
-        item = batch.items.add(seq=question.seq)
+
+    def _fill(self, message: service_pb2.EnrichRequest, question: Question, policy: ClientPolicy) -> None:
         codec.fill_request(
-            item.request,
+            message,
             question.facts,
-            self.policy,
+            policy,
             engine_pb=self._engine_pb(question.engine),
             router_rank=question.facts.router_rank,
             known_rank=question.known_rank,
         )
-        return item.ByteSize()
 
     def _engine_pb(self, engine: EngineProfile) -> types_pb2.EngineProfile:
         message = self._engine_pbs.get(engine.instance_id)

@@ -7,9 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from examples.standin_engine import CONVERSATION_PARAMS, StandInLLM
+from routing_hints.v1 import service_pb2
 from tests.integration.scripted_sidecar import Stream, ask, build_answer, build_policy, connect
 from tests.unit.worker_client.builders import build_profile, build_request
-from worker_client import Affinity, ClientConfig, Phase, RoutingHintClient
+from worker_client import Affinity, ClientConfig, Origin, Phase, RoutingHintClient
 
 ENGINE = build_profile()
 
@@ -117,3 +118,65 @@ async def test_hello_names_the_worker_and_items_name_the_engine(tmp_path: Path) 
     assert sidecar.messages[0].hello.worker_id == "worker-7"
     assert sidecar.items[0].request.engine.instance_id == "engine-1"
     assert all(not message.HasField("hello") for message in sidecar.messages[1:])
+
+
+async def test_end_of_a_request_travels_with_the_next_question(tmp_path: Path) -> None:
+    """It costs no message of its own while requests come."""
+    async with connect(tmp_path / "s") as (sidecar, client):
+        await ask(client)
+        for _ in range(5):
+            await asyncio.sleep(0)  # time enough for the writer, were it woken for the end alone
+        await ask(client)
+        second = next(message for message in sidecar.messages if message.items and message.items[0].seq == 2)
+        assert [finish.seq for finish in second.finishes] == [1]
+
+
+async def test_end_of_a_request_is_sent_when_no_question_follows(tmp_path: Path) -> None:
+    """The last request's end does not wait for a next one."""
+    async with connect(tmp_path / "s") as (sidecar, client):
+        await ask(client)
+        await sidecar.wait_for(lambda: len(sidecar.finishes) == 1)
+        assert sidecar.batch_sizes == [1]
+
+
+async def test_flood_of_ends_is_bounded_and_what_is_lost_is_counted(tmp_path: Path) -> None:
+    """While the sidecar is away the newest 65,536 ends are kept."""
+    async with connect(tmp_path / "s") as (_, client):
+        plan = await ask(client)
+        assert plan.question is not None
+        transport = client._transport
+        for number in range(65_536 + 3):
+            transport.finish(plan.question, service_pb2.Finish(request_id=str(number)))
+        kept = transport._finishes
+        assert (len(kept), kept[-1].request_id) == (65_536, "65538")
+        # The end of the request itself was the first of the queue, or has been sent already.
+        assert client.stats()["finishes_lost"][""] in (3, 4)
+        kept.clear()
+
+
+async def test_answer_to_a_question_from_before_the_policy_is_remembered(tmp_path: Path) -> None:
+    """Its conversation is known by the names of the policy that came in between, and by no other."""
+
+    async def answer_late(stream: Stream) -> None:
+        await stream.read()
+        await asked.wait()
+        await stream.write(policy=build_policy(identity_headers=["x-session-id"]))
+        message = await stream.read()
+        assert message is not None
+        await stream.write(*map(build_answer, message.items))
+        await stream.read()
+
+    asked = asyncio.Event()
+    header = {"headers": {"x-session-id": "named-by-a-header"}}
+    async with connect(tmp_path / "s", answer_late, known_timeout_s=0.01, unknown_timeout_s=5.0) as (
+        _,
+        client,
+    ):
+        first = asyncio.create_task(ask(client, None, **header))
+        await asyncio.sleep(0)
+        asked.set()
+        assert (await first).answer.origin is Origin.SIDECAR
+        again = await ask(client, None, **header)
+        other = await ask(client, None, headers={"x-session-id": "another-conversation"})
+    assert (again.answer.origin, again.conversation_id) == (Origin.MEMORY, "sidecar:")
+    assert other.answer.origin is Origin.FORWARDED

@@ -1,0 +1,152 @@
+"""One benchmark run: every figure beside its peers, in rounds that take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from bench.hot_path import in_process
+from bench.hot_path.asker import (
+    make_echo_asker,
+    make_plan_asker,
+    open_client,
+    open_echo,
+    open_raw,
+    open_stream,
+)
+from bench.hot_path.drive import Ask, Sample, drive
+from bench.process import ServerProcess, start_sidecar
+from bench.workload import Workload
+
+CONVERSATIONS = 1_000
+FEW_HEADERS, MANY_HEADERS = 5, 40
+STREAM_BATCH = 64
+WARM_UP_S = 0.3
+
+Samples = dict[tuple[str, int], list[Sample]]
+"""By asker and number in flight, one for each round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """One of the things that are compared.
+
+    Attributes:
+        answers_per_ask: how many answers one call of `ask` gets.
+    """
+
+    ask: Ask
+    server: ServerProcess
+    answers_per_ask: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The processes of a run, and what asks them."""
+
+    sidecar: ServerProcess
+    echo: Callable[[bytes], Awaitable[bytes]]
+    askers: dict[str, Asker]
+
+    async def sample(
+        self, in_flight: tuple[int, ...], rounds: int, duration_s: float, *names: str
+    ) -> Samples:
+        """Drives the named askers in turns; each run of each takes `duration_s` seconds."""
+        samples: Samples = {}
+        for name in names:
+            asker = self.askers[name]
+            await drive(asker.ask, max(in_flight), WARM_UP_S, asker.server.cpu_s)
+        for _ in range(rounds):
+            for number in in_flight:
+                for name in names:
+                    asker = self.askers[name]
+                    sample = await drive(
+                        asker.ask,
+                        number,
+                        duration_s,
+                        asker.server.cpu_s,
+                        answers_per_ask=asker.answers_per_ask,
+                    )
+                    samples.setdefault((name, number), []).append(sample)
+        return samples
+
+
+@asynccontextmanager
+async def open_bench() -> AsyncIterator[Bench]:
+    """Starts the sidecar and its peers, each in a process of its own, and connects to them."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rh-bench-")))
+        few, many = Workload(CONVERSATIONS, FEW_HEADERS), Workload(CONVERSATIONS, MANY_HEADERS)
+        sidecar = await stack.enter_async_context(start_sidecar(folder))
+        echo_server = await stack.enter_async_context(_start_peer("echo_server", folder / "echo.sock"))
+        raw_server = await stack.enter_async_context(_start_peer("raw_server", folder / "raw.sock"))
+        client = await stack.enter_async_context(open_client(sidecar.socket_path))
+        echo = await stack.enter_async_context(open_echo(echo_server.socket_path))
+        stream = await stack.enter_async_context(open_stream(sidecar.socket_path, few, STREAM_BATCH))
+        raw = await stack.enter_async_context(open_raw(raw_server.socket_path, few))
+        plan, plan_many = make_plan_asker(client, few), make_plan_asker(client, many)
+        askers = {
+            "plan": Asker(plan, sidecar),
+            "plan, 40 headers": Asker(plan_many, sidecar),
+            "stream": Asker(stream, sidecar, STREAM_BATCH),
+            "echo": Asker(make_echo_asker(echo, few), echo_server),
+            "raw": Asker(raw, raw_server),
+        }
+        yield Bench(sidecar, echo, askers)
+
+
+def _start_peer(module: str, path: Path) -> ServerProcess:
+    return ServerProcess(f"bench.hot_path.{module}", [str(path)], path)
+
+
+def median_ratio(samples: Samples, ours: tuple[str, int], theirs: tuple[str, int], figure: str) -> float:
+    """Returns the median over the rounds of our figure divided by theirs of the same round."""
+    pairs = zip(samples[ours], samples[theirs], strict=True)
+    return float(statistics.median(getattr(our, figure) / getattr(their, figure) for our, their in pairs))
+
+
+def median_cpu_ratio(samples: Samples, ours: tuple[str, int], theirs: tuple[str, int]) -> float:
+    """Returns the median ratio of the processor time of client and server together, for each answer."""
+    pairs = zip(samples[ours], samples[theirs], strict=True)
+    return statistics.median(
+        (our.client_cpu_s + our.server_cpu_s) / (their.client_cpu_s + their.server_cpu_s)
+        for our, their in pairs
+    )
+
+
+def median_sample(samples: list[Sample]) -> Sample:
+    """Returns the median of each figure."""
+    return Sample(
+        *(statistics.median(getattr(one, field.name) for one in samples) for field in fields(Sample))
+    )
+
+
+def median_figure(samples: Samples, key: tuple[str, int], figure: str) -> float:
+    """Returns the median of one figure."""
+    return float(getattr(median_sample(samples[key]), figure))
+
+
+async def time_in_process(duration_s: float) -> dict[str, float]:
+    """Returns the microseconds of the decision alone and of a helper in the worker, by headers."""
+    times = {}
+    for headers in (FEW_HEADERS, MANY_HEADERS):
+        workload = Workload(CONVERSATIONS, headers)
+        times[f"decision, {headers} headers"] = in_process.time_decision(workload, duration_s)
+        times[f"helper, {headers} headers"] = in_process.time_helper(workload, duration_s)
+        await asyncio.sleep(0)
+    return times
+
+
+async def time_starts(count: int) -> float:
+    """Returns the median seconds from starting a sidecar to its first accepted connection."""
+    times = []
+    for _ in range(count):
+        with tempfile.TemporaryDirectory(prefix="rh-bench-") as name:
+            async with start_sidecar(Path(name)) as sidecar:
+                times.append(sidecar.start_s)
+    return statistics.median(times)

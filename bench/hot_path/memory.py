@@ -1,0 +1,50 @@
+"""What a million distinct conversations leave in memory, on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import psutil
+
+from bench.hot_path.asker import open_client
+from bench.process import ServerProcess
+from bench.workload import ENGINE, Workload
+
+IN_FLIGHT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Growth of resident memory, in MiB.
+
+    Attributes:
+        sidecar_mib, client_mib: after `sessions` distinct sessions, against before the first.
+        sidecar_idle_mib: of the sidecar before the first.
+    """
+
+    sessions: int
+    sidecar_idle_mib: float
+    sidecar_mib: float
+    client_mib: float
+
+
+async def measure_growth(sidecar: ServerProcess, sessions: int) -> Growth:
+    """Plans one request of each of `sessions` sessions."""
+    legs = Workload(sessions, 5).legs()
+    me = psutil.Process()
+    idle, client_before = sidecar.rss_bytes(), me.memory_info().rss
+    async with open_client(sidecar.socket_path) as client:
+
+        async def repeat() -> None:
+            for _ in range(sessions // IN_FLIGHT):
+                leg = next(legs)
+                async with client.plan(
+                    leg.request, leg.context, phase=leg.phase, engine=ENGINE, headers=leg.headers
+                ):
+                    pass
+
+        await asyncio.gather(*(repeat() for _ in range(IN_FLIGHT)))
+        after, client_after = sidecar.rss_bytes(), me.memory_info().rss
+    mib = 1024 * 1024
+    return Growth(sessions, idle / mib, (after - idle) / mib, (client_after - client_before) / mib)

@@ -1,0 +1,32 @@
+"""The floor: length-prefixed bytes over a Unix socket, with neither gRPC nor protobuf.
+
+A request is its own size, the size of the answer (4 bytes big-endian each) and filler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import uvloop
+
+
+async def serve(path: str) -> None:
+    """Serves until the process is killed."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readexactly(8)
+                await reader.readexactly(int.from_bytes(head[:4], "big") - 8)
+                writer.write(bytes(int.from_bytes(head[4:], "big")))
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    server = await asyncio.start_unix_server(answer, path)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(sys.argv[1]))
