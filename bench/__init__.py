@@ -1,0 +1,1 @@
+"""Measurements of the project, each beside what a user would otherwise write."""
