@@ -1,7 +1,4 @@
-"""RoutingHintsAdminService: looking into the running sidecar.
-
-The sidecar places on no leg, so its table of conversations is empty and the answers say so.
-"""
+"""RoutingHintsAdminService: looking into the running sidecar."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from routing_hints.v1 import admin_pb2
 from sidecar.answer_codec import encode_answer_without_ids, encode_finish
+from sidecar.conversation_admin import ConversationAdmin
 from sidecar.counters import Counters
 from sidecar.policy_file import PolicyHolder, dump_policy
 from sidecar.recorder import Record, Recorder
@@ -19,13 +17,13 @@ from sidecar.request_codec import FieldError
 from sidecar.rpc import Edge, NotFoundError
 
 SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["RoutingHintsAdminService"].full_name
-MAX_PAGE_SIZE = 1_000
 
 
 class AdminServicer:
     """Serves the six RPCs.
 
     Args:
+        conversations: serves the RPCs about single conversations.
         holder: gives the policy in force.
         recorder: the last decisions.
         counters: counted since the start.
@@ -33,8 +31,14 @@ class AdminServicer:
     """
 
     def __init__(
-        self, holder: PolicyHolder, recorder: Recorder, counters: Counters, started_at: float
+        self,
+        conversations: ConversationAdmin,
+        holder: PolicyHolder,
+        recorder: Recorder,
+        counters: Counters,
+        started_at: float,
     ) -> None:
+        self._conversations = conversations
         self._holder = holder
         self._recorder = recorder
         self._counters = counters
@@ -51,28 +55,6 @@ class AdminServicer:
             loaded_at=_stamp(current.loaded_at),
         )
 
-    def list_conversations(
-        self, request: admin_pb2.ListConversationsRequest
-    ) -> admin_pb2.ListConversationsResponse:
-        """Returns no conversation; raises FieldError for a page that can't be."""
-        if request.page_size > MAX_PAGE_SIZE:
-            raise FieldError("page_size", f"is above {MAX_PAGE_SIZE}")
-        if request.page_token:
-            raise FieldError("page_token", "is of no page")
-        return admin_pb2.ListConversationsResponse()
-
-    def get_conversation(
-        self, _request: admin_pb2.GetConversationRequest
-    ) -> admin_pb2.GetConversationResponse:
-        """Raises NotFoundError: no leg knows any."""
-        raise NotFoundError("no leg knows this conversation")
-
-    def end_conversation(
-        self, _request: admin_pb2.EndConversationRequest
-    ) -> admin_pb2.EndConversationResponse:
-        """Ends nothing, since nothing is known."""
-        return admin_pb2.EndConversationResponse(ended=0)
-
     def get_decision(self, request: admin_pb2.GetDecisionRequest) -> admin_pb2.GetDecisionResponse:
         """Returns one of the last decisions; raises NotFoundError if it is not among them."""
         name = request.WhichOneof("by")
@@ -87,13 +69,19 @@ class AdminServicer:
         return _encode_record(record)
 
     def get_stats(self, _request: admin_pb2.GetStatsRequest) -> admin_pb2.GetStatsResponse:
-        """Returns the counters."""
+        """Returns the counters, and the gauges about placement in whole numbers."""
+        # The contract's counter is an integer, which the share in another gauge would not survive.
+        gauges = (
+            (name, labels, round(value))
+            for name, labels, value in self._counters.read_gauges()
+            if name.startswith("placement_")
+        )
         return admin_pb2.GetStatsResponse(
             started_at=self._started_at,
             open_streams=self._counters.open_streams,
             counters=[
                 admin_pb2.Counter(name=name, labels=dict(labels), value=value)
-                for name, labels, value in self._counters
+                for name, labels, value in (*self._counters, *gauges)
             ],
         )
 
@@ -104,10 +92,14 @@ class AdminServicer:
             {
                 "GetPolicy": edge.serve_unary(admin_pb2.GetPolicyRequest, self.get_policy),
                 "ListConversations": edge.serve_unary(
-                    admin_pb2.ListConversationsRequest, self.list_conversations
+                    admin_pb2.ListConversationsRequest, self._conversations.list_conversations
                 ),
-                "GetConversation": edge.serve_unary(admin_pb2.GetConversationRequest, self.get_conversation),
-                "EndConversation": edge.serve_unary(admin_pb2.EndConversationRequest, self.end_conversation),
+                "GetConversation": edge.serve_unary(
+                    admin_pb2.GetConversationRequest, self._conversations.get_conversation
+                ),
+                "EndConversation": edge.serve_unary(
+                    admin_pb2.EndConversationRequest, self._conversations.end_conversation
+                ),
                 "GetDecision": edge.serve_unary(admin_pb2.GetDecisionRequest, self.get_decision),
                 "GetStats": edge.serve_unary(admin_pb2.GetStatsRequest, self.get_stats),
             },

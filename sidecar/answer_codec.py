@@ -11,18 +11,21 @@ from sidecar.model import Answer, Explanation, FinishReport
 
 
 def encode_answer(answer: Answer, decision_id: str) -> service_pb2.EnrichResponse:
-    """Returns the answer as a message; `hints` is there only where an id is attached."""
+    """Returns the answer as a message; `hints` is there only where an id or a rank is."""
     hints = None
-    if answer.conversation_id is not None:
+    if answer.conversation_id is not None or answer.dp_rank is not None:
         hints = types_pb2.RoutingHints(
-            conversation_id=answer.conversation_id, affinity_key=answer.affinity_key
+            conversation_id=answer.conversation_id,
+            affinity_key=answer.affinity_key,
+            dp_rank=answer.dp_rank,
         )
     return _encode_answer(answer, decision_id, hints)
 
 
 def encode_answer_without_ids(answer: Answer, decision_id: str) -> service_pb2.EnrichResponse:
     """Returns the answer as a message that holds no id of a conversation."""
-    return _encode_answer(answer, decision_id, None)
+    hints = None if answer.dp_rank is None else types_pb2.RoutingHints(dp_rank=answer.dp_rank)
+    return _encode_answer(answer, decision_id, hints)
 
 
 def _encode_answer(

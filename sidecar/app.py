@@ -17,11 +17,16 @@ from grpc_reflection.v1alpha import reflection
 from sidecar import admin, exporter, health, servicer
 from sidecar.address import Address, TcpAddress
 from sidecar.census import Census
+from sidecar.conversation_admin import ConversationAdmin
 from sidecar.counters import Counters
 from sidecar.decider import Decider
 from sidecar.drain import DrainGate
 from sidecar.listener import bind_all
+from sidecar.model import Phase
 from sidecar.outcome import OutcomeLog
+from sidecar.placement.gauges import register_gauges
+from sidecar.placement.honour import COOL_DOWN_S
+from sidecar.placement.placement import Placement
 from sidecar.policy_file import PolicyHolder
 from sidecar.recorder import Recorder
 from sidecar.rpc import DefectLog, Edge
@@ -120,16 +125,19 @@ async def start_app(
     registry = exporter.make_registry(counters, holder)
     observe_latency_s = exporter.make_latency_histogram(registry).observe
     tracer = make_tracer(environment)
-    decider = Decider(holder, recorder, counters, census, observe_latency_s, tracer)
+    placement = Placement(time.monotonic, counters, _announce_pause)
+    register_gauges(counters, placement, lambda: holder.current.compiled.placement, time.monotonic)
+    decider = Decider(holder, placement, recorder, counters, census, observe_latency_s, tracer)
     outcomes = OutcomeLog(counters, census)
-    streams = StreamServicer(decider, holder, recorder, outcomes, counters, defects, gate)
+    streams = StreamServicer(decider, holder, recorder, outcomes, placement, counters, defects, gate)
+    conversations = ConversationAdmin(placement, holder, time.monotonic)
     names = (servicer.SERVICE_NAME, admin.SERVICE_NAME)
 
     server = grpc.aio.server(options=_OPTIONS)
     server.add_generic_rpc_handlers(
         (
-            servicer.RoutingHintsServicer(decider, streams, holder).make_handler(edge),
-            admin.AdminServicer(holder, recorder, counters, time.time()).make_handler(edge),
+            servicer.RoutingHintsServicer(decider, streams).make_handler(edge),
+            admin.AdminServicer(conversations, holder, recorder, counters, time.time()).make_handler(edge),
             health.HealthServicer(well, names, gate).make_handler(edge),
         )
     )
@@ -143,6 +151,11 @@ async def start_app(
     return App(
         tuple(bound), web.address if web is not None else None, server, well, gate, streams, web, tracer
     )
+
+
+def _announce_pause(phase: Phase) -> None:
+    log = structlog.get_logger("sidecar")
+    log.warning("placement_not_honoured", phase=phase.name.lower(), resumes_in_s=COOL_DOWN_S)
 
 
 async def run(settings: Settings, holder: PolicyHolder) -> None:

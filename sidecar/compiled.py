@@ -9,6 +9,18 @@ from sidecar.model import IdentitySource, IdScope, Phase
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementSettings:
+    """How the sidecar places; see `policy.Placement`."""
+
+    first_by_hash: bool
+    """Whether a first turn goes by rendezvous hash alone, and not by load."""
+    resident_weight: float
+    idle_ttl_s: float
+    lease_ttl_s: float
+    max_conversations: int
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledPolicy:
     """One policy, compiled once by `policy.compile_policy`."""
 
@@ -23,6 +35,7 @@ class CompiledPolicy:
     places_always: bool
     """Whether a rank that the router sent is replaced."""
     placement_phases: frozenset[Phase]
+    placement: PlacementSettings
     carriers: tuple[Carrier, ...]
     scope: IdScope
     derives_always: bool

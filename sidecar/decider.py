@@ -1,4 +1,4 @@
-"""One decision with its side effects: it is recorded, counted, and where asked for logged and traced."""
+"""One decision with its side effects: placed, recorded, counted, and where asked for logged and traced."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable
 from routing_hints.v1 import service_pb2
 from sidecar.answer_codec import encode_answer
 from sidecar.census import Census
-from sidecar.compiled import CompiledPolicy
+from sidecar.compiled import CompiledPolicy, PlacementSettings
 from sidecar.counters import Counters
 from sidecar.decision_log import DecisionLog
-from sidecar.enrich import decide
-from sidecar.model import Answer, Query
+from sidecar.enrich import apply_placement, decide, explain
+from sidecar.model import Answer, Decision, Explanation, Query, RankDirective, RankSource
+from sidecar.placement.placement import Placement, Proposal, Ticket
 from sidecar.policy_file import PolicyHolder
 from sidecar.recorder import Recorder
 from sidecar.request_codec import UNKNOWN_CALLER, Caller, decode_query
@@ -24,6 +25,7 @@ class Decider:
 
     Args:
         holder: gives the policy.
+        placement: chooses ranks.
         recorder: keeps the decisions.
         counters: counts them.
         census: hears of every conversation.
@@ -34,6 +36,7 @@ class Decider:
     def __init__(
         self,
         holder: PolicyHolder,
+        placement: Placement,
         recorder: Recorder,
         counters: Counters,
         census: Census,
@@ -41,6 +44,7 @@ class Decider:
         tracer: DecisionTracer | None,
     ) -> None:
         self._holder = holder
+        self._placement = placement
         self._recorder = recorder
         self._counters = counters
         self._census = census
@@ -68,7 +72,14 @@ class Decider:
         policy = self._holder.current.compiled
         query = decode_query(request, caller)
         answer = decide(query, policy)
+        proposal = None
+        if answer.directive is RankDirective.PLACE:
+            self._placement.expire(policy.placement)
+            proposal, answer = self._propose(query, answer, policy.placement)
         decision_id = self._recorder.record(query, answer, item)
+        if proposal is not None:
+            ticket = Ticket(decision_id, item) if item is not None else None
+            self._placement.commit(proposal, policy.placement, ticket)
         response = encode_answer(answer, decision_id)
         took_s = time.perf_counter() - started_s
         self._observe_latency_s(took_s)
@@ -79,6 +90,25 @@ class Decider:
             now_ns = time.time_ns()
             self._tracer.trace(query, answer, decision_id, now_ns - int(took_s * 1e9), now_ns)
         return response
+
+    def explain(self, request: service_pb2.EnrichRequest) -> Explanation:
+        """Returns what `decide` would answer now, and changes nothing; raises as it does."""
+        query = decode_query(request)
+        compiled = self._holder.current.compiled
+        explanation = explain(query, compiled)
+        if explanation.answer.directive is not RankDirective.PLACE:
+            return explanation
+        _, answer = self._propose(query, explanation.answer, compiled.placement)
+        return Explanation(answer, explanation.carriers, explanation.rules)
+
+    def _propose(
+        self, query: Query, answer: Answer, settings: PlacementSettings
+    ) -> tuple[Proposal | None, Answer]:
+        key = answer.placement_key
+        proposal = None if key is None else self._placement.propose(query, key, settings)
+        if proposal is None:
+            return None, apply_placement(query, answer, None, Decision.NONE)
+        return proposal, apply_placement(query, answer, proposal.rank, proposal.decision)
 
     def _count(self, query: Query, answer: Answer, policy: CompiledPolicy) -> None:
         self._counters.add(
@@ -94,3 +124,15 @@ class Decider:
             self._counters.add("notices", ("notice", notice))
         if answer.session_final:
             self._counters.add("final_requests")
+        if query.router_rank is not None and query.engine.rank_source is RankSource.SIDECAR:
+            self._count_disagreement(query, answer, policy.placement)
+
+    def _count_disagreement(self, query: Query, answer: Answer, settings: PlacementSettings) -> None:
+        is_placed = answer.dp_rank is not None
+        rank = (
+            answer.dp_rank
+            if is_placed
+            else self._placement.find_rank(query, answer.conversation_hash, settings)
+        )
+        if rank is not None and rank != query.router_rank:
+            self._counters.add("router_rank_disagreement", ("kept", "sidecar" if is_placed else "router"))

@@ -1,7 +1,7 @@
 """What to do with the attention-DP rank, and whether to attach the id: the first rule that matches.
 
-`_GATES` and `_TABLE` are the table of the design, row by row. No row places yet: where one would, the
-router's rank is forwarded and a notice says so.
+`_GATES` and `_TABLE` are the table of the design, row by row. A row that places leaves the rank to
+`placement`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from sidecar.model import (
 )
 
 ROLLOUT_BUCKETS = 10_000
+MAX_PLACED_RANKS = 1_024
+"""More ranks than any engine has; bounds what a wrong `dp_size` can cost."""
 
 _FORWARD, _WITHHOLD, _PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE
 _CARRIES_ID = frozenset({EngineDialect.DISAGGREGATED_PARAMS, EngineDialect.CONVERSATION_PARAMS})
@@ -83,8 +85,10 @@ _sidecar_with_conversation_router = _conversation_router(RankSource.SIDECAR)
 
 
 def _records_sidecar_rank(query: Query, policy: CompiledPolicy, conversation_id: str) -> bool:
-    return query.engine.records_first_rank and _sidecar_with_conversation_router(
-        query, policy, conversation_id
+    return (
+        query.engine.records_first_rank
+        and 0 < query.engine.dp_size <= MAX_PLACED_RANKS
+        and _sidecar_with_conversation_router(query, policy, conversation_id)
     )
 
 
@@ -94,14 +98,16 @@ def _can_place(query: Query, policy: CompiledPolicy, _conversation_id: str) -> b
 
 def _why_not_placed(query: Query, policy: CompiledPolicy) -> tuple[str, ...]:
     engine = query.engine
-    if engine.adp_router is AdpRouter.CONVERSATION:
-        return ("first-rank-not-recorded",)
     if engine.adp_router is AdpRouter.KV_CACHE_AWARE:
         return ("kv-cache-router-places",)
+    is_pinning = engine.adp_router is AdpRouter.CONVERSATION
+    is_router_kept = query.router_rank is not None and not policy.places_always
     reasons = (
-        ("placement-phase-off", query.phase not in policy.placement_phases),
+        ("first-rank-not-recorded", is_pinning and not engine.records_first_rank),
+        ("placement-phase-off", not is_pinning and query.phase not in policy.placement_phases),
         ("dp-size-unknown", engine.dp_size == 0),
-        ("router-rank-kept", query.router_rank is not None and not policy.places_always),
+        ("dp-size-too-large", engine.dp_size > MAX_PLACED_RANKS),
+        ("router-rank-kept", not is_pinning and is_router_kept),
     )
     return tuple(notice for notice, holds in reasons if holds)
 
@@ -242,8 +248,6 @@ def _apply(rule: _Rule, query: Query, policy: CompiledPolicy, conversation_id: s
         attaches, notices = False, ("dialect-cannot-carry-id", *notices)
         if engine.adp_router is AdpRouter.CONVERSATION:
             directive = _FORWARD
-    if directive is _PLACE:
-        directive, notices = _FORWARD, ("placement-not-available", *notices)
     return Ruling(directive, attaches, notices)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import NewType
+from typing import NamedTuple, NewType
 
 ConversationId = NewType("ConversationId", str)
 """Names one linear history towards the engine; personal data. The empty one stands for none."""
@@ -160,6 +160,8 @@ class Engine:
     """Number of attention-DP ranks; 0 is unknown."""
     subagent_affinity: bool = False
     wants_conversation_id: bool = False
+    instance_id: str = ""
+    """A nonce of the engine's start; another one means an empty KV cache."""
 
 
 NO_IDENTITY = Identity()
@@ -185,11 +187,25 @@ class Query:
     prompt_tokens: int = 0
     """Length of the prompt; 0 is unknown."""
     traceparent: str = ""
+    known_rank: int | None = None
+    """The rank that the client remembers the conversation to be bound to."""
+
+
+class PlacementKey(NamedTuple):
+    """What a request is placed by; empty strings stand for none."""
+
+    conversation: ConversationHash
+    parent: ConversationHash
+    """The conversation that started this one, where the policy places it there."""
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the worker is to do, and why."""
+    """What the worker is to do, and why.
+
+    A directive PLACE without a rank says that placement is to choose one.
+    """
 
     directive: RankDirective
     source: IdentitySource
@@ -207,6 +223,10 @@ class Answer:
     """Machine-readable tokens, most important first."""
     policy_revision: str
     identity_epoch: str
+    placement_key: PlacementKey | None = None
+    """Set with PLACE only."""
+    dp_rank: int | None = None
+    """The rank to send; set with PLACE only."""
     decision: Decision = Decision.NONE
     """What the placement table knew."""
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from sidecar.carrier import CARRIERS, TENANT_HEADER
-from sidecar.compiled import CompiledPolicy
+from sidecar.compiled import CompiledPolicy, PlacementSettings
 from sidecar.directive import ROLLOUT_BUCKETS
 from sidecar.model import IdScope, Phase
 
@@ -53,10 +53,20 @@ class _Part(BaseModel):
 
 
 class Placement(_Part):
-    """When the sidecar would choose a rank itself; acts only with rank source `sidecar`."""
+    """When and how the sidecar chooses a rank itself; acts only with rank source `sidecar`."""
 
     when: Literal["router_rank_absent", "always"] = "router_rank_absent"
     phases: Annotated[tuple[PhaseName, ...], AfterValidator(_sort_distinct)] = ("aggregated", "prefill")
+    first: Literal["least_load", "rendezvous"] = "least_load"
+    """Where a first turn goes. `rendezvous` needs no state: it depends on the conversation alone."""
+    resident_weight: float = Field(default=0.05, strict=True, ge=0, le=10, allow_inf_nan=False)
+    """Tokens of work in flight that one token kept in a rank's KV cache weighs as much as."""
+    idle_ttl_s: float = Field(default=3_600.0, strict=True, ge=1, le=31_536_000)
+    """A conversation is forgotten after so long without a request."""
+    lease_ttl_s: float = Field(default=600.0, strict=True, ge=1, le=86_400)
+    """A request whose end is not reported counts as ended after so long."""
+    max_conversations: int = Field(default=65_536, strict=True, ge=1, le=16_777_216)
+    """Of all engines together; the one used longest ago is forgotten first."""
 
 
 class Logging(_Part):
@@ -125,6 +135,13 @@ def compile_policy(policy: Policy) -> CompiledPolicy:
         rollout_buckets=rollout_buckets,
         places_always=operational.placement.when == "always",
         placement_phases=frozenset(_PHASES[name] for name in operational.placement.phases),
+        placement=PlacementSettings(
+            first_by_hash=operational.placement.first == "rendezvous",
+            resident_weight=operational.placement.resident_weight,
+            idle_ttl_s=operational.placement.idle_ttl_s,
+            lease_ttl_s=operational.placement.lease_ttl_s,
+            max_conversations=operational.placement.max_conversations,
+        ),
         carriers=carriers,
         scope=_SCOPES[identity.scope],
         derives_always=identity.ids == "derive_always",

@@ -115,8 +115,10 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
     if message.HasField("hints") and message.hints.HasField("dp_rank"):
         router_rank = message.hints.dp_rank
         _check_rank(router_rank, engine.dp_size, "hints.dp_rank")
+    known_rank = None
     if message.HasField("known_rank"):
-        _check_rank(message.known_rank, engine.dp_size, "known_rank")
+        known_rank = message.known_rank
+        _check_rank(known_rank, engine.dp_size, "known_rank")
     return Query(
         phase,
         message.request_id,
@@ -130,6 +132,7 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
         model=message.model,
         prompt_tokens=message.prompt_tokens,
         traceparent=message.traceparent,
+        known_rank=known_rank,
     )
 
 
@@ -191,6 +194,7 @@ def _decode_engine(data: bytes, path: str) -> tuple[Engine, tuple[str, ...]]:
         message.dp_size,
         message.subagent_affinity,
         message.wants_conversation_id,
+        message.instance_id,
     )
     return engine, tuple(unknown)
 

@@ -7,9 +7,6 @@ import grpc
 from routing_hints.v1 import service_pb2
 from sidecar.answer_codec import encode_explanation
 from sidecar.decider import Decider
-from sidecar.enrich import explain
-from sidecar.policy_file import PolicyHolder
-from sidecar.request_codec import decode_query
 from sidecar.rpc import Edge
 from sidecar.stream import StreamServicer
 
@@ -19,10 +16,9 @@ SERVICE_NAME = service_pb2.DESCRIPTOR.services_by_name["RoutingHintsService"].fu
 class RoutingHintsServicer:
     """Serves Enrich, EnrichStream and Explain."""
 
-    def __init__(self, decider: Decider, streams: StreamServicer, holder: PolicyHolder) -> None:
+    def __init__(self, decider: Decider, streams: StreamServicer) -> None:
         self._decider = decider
         self._streams = streams
-        self._holder = holder
 
     def enrich(self, request: service_pb2.EnrichRequest) -> service_pb2.EnrichResponse:
         """Decides about one request; raises FieldError where a field breaks its range."""
@@ -30,8 +26,7 @@ class RoutingHintsServicer:
 
     def explain(self, request: service_pb2.ExplainRequest) -> service_pb2.ExplainResponse:
         """Shows the decision that `enrich` would take; fails as it does."""
-        query = decode_query(request.request)
-        return encode_explanation(explain(query, self._holder.current.compiled))
+        return encode_explanation(self._decider.explain(request.request))
 
     def make_handler(self, edge: Edge) -> grpc.GenericRpcHandler:
         """Returns the handler to add to a server."""

@@ -18,6 +18,7 @@ from sidecar.counters import Counters
 from sidecar.decider import Decider
 from sidecar.drain import DrainGate, DrainingError
 from sidecar.outcome import OutcomeLog
+from sidecar.placement.placement import Placement
 from sidecar.policy_file import PolicyHolder
 from sidecar.recorder import Recorder
 from sidecar.request_codec import (
@@ -44,6 +45,7 @@ class StreamServicer:
         holder: PolicyHolder,
         recorder: Recorder,
         outcomes: OutcomeLog,
+        placement: Placement,
         counters: Counters,
         defects: DefectLog,
         gate: DrainGate,
@@ -52,6 +54,7 @@ class StreamServicer:
         self._holder = holder
         self._recorder = recorder
         self._outcomes = outcomes
+        self._placement = placement
         self._counters = counters
         self._defects = defects
         self._gate = gate
@@ -93,13 +96,14 @@ class StreamServicer:
             _check_batch(message)
             if policy is not None and message.HasField("hello"):
                 caller = decode_hello(message.hello)
+            # First, since they free what the items of the same message are placed by.
+            for finish in message.finishes:
+                self._finish(finish, stream, caller)
             response = service_pb2.EnrichStreamResponse(policy=policy)
             await self._decide_all(message.items, response.results, caller, stream)
             if response.results or policy is not None:
                 await context.write(response.SerializeToString())
                 policy = None
-            for finish in message.finishes:
-                self._finish(finish, stream)
 
     async def _decide_all(self, items: Any, results: Any, caller: Caller, stream: int) -> None:
         for number, item in enumerate(items, 1):
@@ -124,12 +128,13 @@ class StreamServicer:
             return
         result.error.CopyFrom(service_pb2.EnrichError(code=code, field=field, message=message))
 
-    def _finish(self, message: service_pb2.Finish, stream: int) -> None:
+    def _finish(self, message: service_pb2.Finish, stream: int, caller: Caller) -> None:
         try:
             report = decode_finish(message)
         except FieldError:
             self._counters.add("refused_finishes")
             return
+        self._placement.finish(report, stream, caller.worker_id)
         self._outcomes.take(report, self._recorder.finish(report, stream))
 
 

@@ -293,6 +293,7 @@ def test_row_is_consistent(row: dict[str, Any]) -> None:
     scheduling = kwargs["scheduling_params"] or {}
     rank = scheduling.get("attention_dp_rank")
     assert rank is None or 0 <= rank < engine["dp_size"]
-    assert not scheduling or scheduling["attention_dp_relax"] is (rank is None)
+    is_placed = expect.get("applied_directive", expect["directive"]) == "place"
+    assert not scheduling or scheduling["attention_dp_relax"] is (rank is None or is_placed)
     if expect.get("applied_directive", expect["directive"]) == "withhold":
         assert rank is None

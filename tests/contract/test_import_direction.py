@@ -67,18 +67,22 @@ def test_only_the_edge_of_the_client_imports_generated_code() -> None:
     assert importers <= CONTRACT_IMPORTERS
 
 
-@pytest.mark.parametrize(
-    "module", ["carrier", "compiled", "conversation", "directive", "enrich", "identity", "model"]
-)
-def test_decision_is_plain_python(module: str) -> None:
+DECISION = ("carrier", "compiled", "conversation", "counters", "directive", "enrich", "identity", "model")
+
+
+@pytest.mark.parametrize("pattern", [*(f"{module}.py" for module in DECISION), "placement/*.py"])
+def test_decision_is_plain_python(pattern: str) -> None:
     """The decision knows no grpc, no protobuf, no clock and no I/O."""
-    roots = imported_roots(sidecar_folder() / f"{module}.py")
+    paths = list(sidecar_folder().glob(pattern))
+    assert paths
+    roots = set().union(*map(imported_roots, paths))
     assert roots <= {
         "__future__",
         "collections",
         "dataclasses",
         "enum",
         "hashlib",
+        "itertools",
         "re",
         "sidecar",
         "types",

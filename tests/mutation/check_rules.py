@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -54,10 +54,12 @@ def run_rows_of(folder: Path) -> int:
 async def run_rows() -> int:
     """Runs the rows in this process, the contract's codecs included; returns 1 at the first that fails."""
     from routing_hints.v1 import service_pb2
-    from sidecar.answer_codec import encode_answer
-    from sidecar.enrich import decide
-    from sidecar.policy import Policy, compile_policy
-    from sidecar.request_codec import decode_query
+    from sidecar.counters import Counters
+    from sidecar.decider import Decider
+    from sidecar.placement.placement import Placement
+    from sidecar.policy import Policy
+    from sidecar.policy_file import PolicyHolder, activate
+    from sidecar.recorder import Recorder
     from tests.fixtures.captures import load_rows
     from tests.fixtures.rows import affinity_of, list_differences
     from worker_client import Answer, ClientConfig, EngineProfile, codec
@@ -66,11 +68,14 @@ async def run_rows() -> int:
     from worker_client.testing import FakeClient
 
     for row in load_rows():
-        policy = compile_policy(Policy.model_validate(row.get("policy") or {}))
-        sent = ClientPolicy(headers=policy.identity_headers)
+        holder = PolicyHolder(activate(Policy.model_validate(row.get("policy") or {})))
+        sent = ClientPolicy(headers=holder.current.compiled.identity_headers)
+        counters = Counters()
+        placement = Placement(time.monotonic, counters, lambda phase: None)
+        decider = Decider(holder, placement, Recorder(time.time), counters)
 
         def answer(
-            facts: RequestFacts, engine: EngineProfile, policy: Any = policy, sent: ClientPolicy = sent
+            facts: RequestFacts, engine: EngineProfile, decider: Decider = decider, sent: ClientPolicy = sent
         ) -> Answer:
             message = service_pb2.EnrichRequest()
             codec.fill_request(
@@ -81,7 +86,7 @@ async def run_rows() -> int:
                 router_rank=facts.router_rank,
                 known_rank=None,
             )
-            return codec.decode_answer(encode_answer(decide(decode_query(message), policy), "decision"))
+            return codec.decode_answer(decider.decide(message))
 
         client = FakeClient(answer, config=ClientConfig(affinity=affinity_of(row)))
         if await list_differences(row, client):

@@ -23,7 +23,7 @@ from sidecar.model import (
 from sidecar.policy import compile_policy
 from sidecar.policy_file import parse_policy
 
-FORWARD, WITHHOLD = RankDirective.FORWARD, RankDirective.WITHHOLD
+FORWARD, WITHHOLD, PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE
 ENGINE, ROUTER, SIDECAR = RankSource.ENGINE, RankSource.ROUTER, RankSource.SIDECAR
 UNSET = RankSource.UNSPECIFIED
 
@@ -91,12 +91,12 @@ def _run(
         (
             replace(_PINNING, rank_source=SIDECAR, records_first_rank=True),
             _NAMED,
-            (
-                "conversation-router-sidecar-first-rank",
-                FORWARD,
-                "conv-7f3a",
-                ("placement-not-available",),
-            ),
+            ("conversation-router-sidecar-first-rank", PLACE, "conv-7f3a", ()),
+        ),
+        (
+            replace(_PINNING, rank_source=SIDECAR, records_first_rank=True, dp_size=0),
+            _NAMED,
+            ("otherwise", FORWARD, None, ("dp-size-unknown",)),
         ),
         (
             replace(_PINNING, rank_source=SIDECAR),
@@ -151,17 +151,17 @@ def _run(
         (
             replace(_BALANCING, rank_source=SIDECAR),
             _NAMED,
-            ("sidecar-places", FORWARD, None, ("placement-not-available",)),
+            ("sidecar-places", PLACE, None, ()),
         ),
         (
             replace(_BALANCING, rank_source=SIDECAR),
             _NO_ID,
-            ("sidecar-places", FORWARD, None, ("placement-not-available",)),
+            ("sidecar-places", PLACE, None, ()),
         ),
         (
             replace(_UNREAD, rank_source=SIDECAR, wants_conversation_id=True),
             _NAMED,
-            ("sidecar-places", FORWARD, "conv-7f3a", ("placement-not-available",)),
+            ("sidecar-places", PLACE, "conv-7f3a", ()),
         ),
         (
             replace(_BALANCING, rank_source=SIDECAR, dp_size=0),
@@ -169,9 +169,14 @@ def _run(
             ("otherwise", FORWARD, None, ("dp-size-unknown",)),
         ),
         (
+            replace(_BALANCING, rank_source=SIDECAR, dp_size=1_025),
+            _NAMED,
+            ("otherwise", FORWARD, None, ("dp-size-too-large",)),
+        ),
+        (
             replace(_BALANCING, rank_source=SIDECAR, adp_router=AdpRouter.UNSPECIFIED),
             _NO_ID,
-            ("sidecar-places", FORWARD, None, ("placement-not-available",)),
+            ("sidecar-places", PLACE, None, ()),
         ),
         (_BALANCING, _NO_ID, ("otherwise", FORWARD, None, ())),
         (
@@ -294,11 +299,21 @@ def test_mode_shadow_says_what_it_would_do() -> None:
 
 def test_mode_shadow_keeps_the_rows_notices() -> None:
     """The row's own notices follow."""
-    policy = "operational: {mode: shadow}"
-    assert _run(replace(_BALANCING, rank_source=SIDECAR), policy=policy)[3] == (
+    assert _run(_BALANCING, policy="operational: {mode: shadow}")[3] == (
         "mode-shadow",
         "would-forward",
-        "placement-not-available",
+        "router-pins-nothing",
+    )
+
+
+def test_mode_shadow_places_nothing() -> None:
+    """A shadow says that it would place, and the table is not asked."""
+    engine = replace(_BALANCING, rank_source=SIDECAR)
+    assert _run(engine, policy="operational: {mode: shadow}") == (
+        "sidecar-places",
+        FORWARD,
+        None,
+        ("mode-shadow", "would-place"),
     )
 
 

@@ -1,0 +1,164 @@
+"""A million conversations through a real sidecar process: memory, and the time of one decision.
+
+`make bench-placement-memory`. It ends with 1 if the process grew by more than the design allows. The decision
+is held against a bare unary echo of the same sizes over the same kind of socket, in the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+from rich.console import Console
+from rich.progress import track
+
+from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
+from sidecar.counters import Counters
+from sidecar.enrich import apply_placement, decide
+from sidecar.placement.placement import Placement, Ticket
+from sidecar.policy import Policy, compile_policy
+from sidecar.request_codec import decode_query
+
+CONVERSATIONS = 1_000_000
+MAX_GROWTH_MIB = 64.0
+_BATCH = 500
+_ECHOES = 3_000
+_DECISIONS = 20_000
+_ENGINE = types_pb2.EngineProfile(
+    instance_id="engine-start",
+    adp_router=types_pb2.ADP_ROUTER_DEFAULT,
+    rank_source=types_pb2.RANK_SOURCE_SIDECAR,
+    dp_size=8,
+)
+
+
+def make_request(number: int, turn: int = 0) -> service_pb2.EnrichRequest:
+    """Returns one turn of one conversation."""
+    return service_pb2.EnrichRequest(
+        request_id=f"request-{number}-{turn}",
+        phase=types_pb2.PHASE_PREFILL,
+        identity=types_pb2.Identity(headers={"x-session-id": f"a-session-of-some-length-{number:012d}"}),
+        engine=_ENGINE,
+        model="model",
+        prompt_tokens=5_000 + number % 1_000,
+    )
+
+
+async def send_all(target: str, process: psutil.Process) -> list[tuple[int, float]]:
+    """Sends every conversation once, each ended by the next message; returns MiB above idle as it goes."""
+    grown: list[tuple[int, float]] = []
+    idle_mib = process.memory_info().rss / 2**20
+    async with grpc.aio.insecure_channel(target) as channel:
+        call = service_pb2_grpc.RoutingHintsServiceStub(channel).EnrichStream()
+        hello = service_pb2.StreamHello(worker_id="worker")
+        finishes: list[service_pb2.Finish] = []
+        for begin in track(range(0, CONVERSATIONS, _BATCH), description="conversations"):
+            items = [
+                service_pb2.EnrichItem(seq=number + 1, request=make_request(number))
+                for number in range(begin, begin + _BATCH)
+            ]
+            await call.write(service_pb2.EnrichStreamRequest(hello=hello, items=items, finishes=finishes))
+            response = await call.read()
+            finishes = [_end(result.response) for result in response.results]
+            if (begin + _BATCH) % 50_000 == 0:
+                grown.append((begin + _BATCH, process.memory_info().rss / 2**20 - idle_mib))
+        call.cancel()
+    return grown
+
+
+def _end(answer: service_pb2.EnrichResponse) -> service_pb2.Finish:
+    return service_pb2.Finish(
+        phase=types_pb2.PHASE_PREFILL,
+        decision_id=answer.decision_id,
+        outcome=service_pb2.FINISH_OUTCOME_COMPLETED,
+        applied_directive=answer.rank_directive,
+        observed_dp_rank=answer.hints.dp_rank,
+    )
+
+
+async def measure_echo(folder: Path) -> float:
+    """Returns the median seconds of a bare grpc.aio unary call with the sizes of a question and an answer."""
+    question = make_request(0).SerializeToString()
+    reply = b"x" * 160
+
+    async def echo(_request: bytes, _context: object) -> bytes:
+        return reply
+
+    server = grpc.aio.server()
+    handlers: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))
+    server.add_insecure_port(f"unix:{folder}/echo.sock")
+    await server.start()
+    times = []
+    async with grpc.aio.insecure_channel(f"unix:{folder}/echo.sock") as channel:
+        call: Any = channel.unary_unary("/bench.Echo/Echo")
+        for _ in range(_ECHOES):
+            began = time.perf_counter()
+            await call(question)
+            times.append(time.perf_counter() - began)
+    await server.stop(grace=None)
+    return statistics.median(times)
+
+
+def measure_decisions(requests: list[service_pb2.EnrichRequest]) -> float:
+    """Returns the median seconds of one decision with its placement, without codec and record."""
+    policy = compile_policy(Policy())
+    placement = Placement(time.monotonic, Counters(), lambda phase: None)
+    times = []
+    for number, query in enumerate(map(decode_query, requests)):
+        began = time.perf_counter()
+        answer = decide(query, policy)
+        if answer.placement_key is None:
+            raise RuntimeError("the request is not placed")
+        placement.expire(policy.placement)
+        proposal = placement.propose(query, answer.placement_key, policy.placement)
+        if proposal is None:
+            raise RuntimeError("placement pauses")
+        apply_placement(query, answer, proposal.rank, proposal.decision)
+        placement.commit(proposal, policy.placement, Ticket(str(number), (1, number)))
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+async def main() -> int:
+    """Runs everything and prints it; returns 1 if the process grew too much."""
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="rh") as name:
+        folder = Path(name)
+        echo_s = await measure_echo(folder)
+        new_s = measure_decisions([make_request(number) for number in range(_DECISIONS)])
+        later_s = measure_decisions([make_request(number % 100, turn=number) for number in range(_DECISIONS)])
+        target = f"unix://{folder}/sidecar.sock"
+        sidecar = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sidecar", "serve", "--listen", target, stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{folder}/sidecar.sock") as channel:
+                await asyncio.wait_for(channel.channel_ready(), timeout=30)
+            began = time.perf_counter()
+            grown = await send_all(f"unix:{folder}/sidecar.sock", psutil.Process(sidecar.pid))
+            took_s = time.perf_counter() - began
+        finally:
+            sidecar.terminate()
+            await sidecar.wait()
+    for count, mib in grown:
+        console.print(f"{count:9,} conversations: {mib:6.1f} MiB above idle")
+    console.print(f"{CONVERSATIONS / took_s:,.0f} decisions a second, one stream, {_BATCH} in a message")
+    for label, decision_s in (("first turn", new_s), ("later turn", later_s)):
+        console.print(
+            f"decision about a {label}, alone: {decision_s * 1e6:.1f} us, "
+            f"1/{echo_s / decision_s:.0f} of a bare unary echo ({echo_s * 1e6:.0f} us)"
+        )
+    return 1 if max(mib for _, mib in grown) > MAX_GROWTH_MIB else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

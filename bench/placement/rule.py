@@ -1,0 +1,39 @@
+"""The engine's published first placements, beside round robin.
+
+Facts: NVIDIA/TensorRT-LLM#16294 places a new conversation where the fewest requests are queued, #19130 where
+the fewest tokens are. All else is as in the stand-in's conversation router.
+"""
+
+from __future__ import annotations
+
+from examples.standin_engine.router import AdpRouter, ConversationRouter, DefaultRouter, Loads
+
+MAX_SESSIONS = 65_536
+
+
+class LeastQueuedRouter(ConversationRouter):
+    """First turns go to the rank with the fewest requests."""
+
+    def _next_round_robin(self, cap: int, loads: Loads) -> int:
+        ranks = range(len(loads.active_requests))
+        return min(ranks, key=lambda rank: (loads.active_requests[rank], loads.active_tokens[rank]))
+
+
+class LeastTokensRouter(ConversationRouter):
+    """First turns go to the rank with the fewest tokens of requests."""
+
+    def _next_round_robin(self, cap: int, loads: Loads) -> int:
+        ranks = range(len(loads.active_requests))
+        return min(ranks, key=lambda rank: (loads.active_tokens[rank], loads.active_requests[rank]))
+
+
+def build_router(name: str) -> AdpRouter:
+    """Returns an engine's router: `default`, `round_robin`, `least_queued` or `least_tokens`."""
+    if name == "default":
+        return DefaultRouter()
+    routers = {
+        "round_robin": ConversationRouter,
+        "least_queued": LeastQueuedRouter,
+        "least_tokens": LeastTokensRouter,
+    }
+    return routers[name](MAX_SESSIONS, records_first_rank=False)

@@ -1,0 +1,94 @@
+"""Requests in flight: what each of them weighs until it ends, or until it was silent for too long."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sidecar.model import ConversationHash, Decision
+from sidecar.placement.leg import Leg
+from sidecar.placement.table import Entry
+
+Item: TypeAlias = tuple[int, int]
+"""Stream and `seq` of a question."""
+
+MAX_LEASES = 32_768
+"""Far more than one worker has in flight; bounds what a peer that ends nothing can hold."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One placed request in flight."""
+
+    decision_id: str
+    item: Item
+    request_id: str
+    leg: Leg
+    conversation: ConversationHash
+    """Empty for a request without one."""
+    entry: Entry | None
+    """The conversation's entry when it was placed."""
+    rank: int
+    decision: Decision
+    prompt_tokens: int
+    resident_tokens: float
+    """Tokens that the conversation kept on the rank if the engine has evicted none."""
+    new_tokens: int
+    """Tokens that it adds to the rank's outstanding work."""
+    opened_at_s: float
+
+
+class Leases:
+    """The open leases, by every name that the end of a request can go by."""
+
+    def __init__(self) -> None:
+        self._by_decision: OrderedDict[str, Lease] = OrderedDict()
+        self._by_item: dict[Item, Lease] = {}
+        self._by_attempt: dict[tuple[Leg, str], Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_decision)
+
+    def __iter__(self) -> Iterator[Lease]:
+        """Gives the leases, oldest first."""
+        return iter(self._by_decision.values())
+
+    @property
+    def oldest(self) -> Lease | None:
+        """The lease that was opened first."""
+        return next(iter(self), None)
+
+    def add(self, lease: Lease) -> None:
+        """Opens a lease; no other may have its decision or attempt."""
+        self._by_decision[lease.decision_id] = lease
+        self._by_item[lease.item] = lease
+        if lease.request_id:
+            self._by_attempt[lease.leg, lease.request_id] = lease
+
+    def remove(self, lease: Lease) -> None:
+        """Closes an open lease."""
+        del self._by_decision[lease.decision_id]
+        # A peer may have given one seq to two items.
+        if self._by_item.get(lease.item) is lease:
+            del self._by_item[lease.item]
+        if lease.request_id:
+            del self._by_attempt[lease.leg, lease.request_id]
+
+    def find_decision(self, decision_id: str) -> Lease | None:
+        """Returns the lease of a decision."""
+        return self._by_decision.get(decision_id)
+
+    def find_item(self, item: Item) -> Lease | None:
+        """Returns the lease of a question."""
+        return self._by_item.get(item)
+
+    def find_earlier(self, legs: Iterable[Leg], request_id: str, stream: int) -> Lease | None:
+        """Returns the lease of a request that was asked about, on one of these legs, on an earlier stream."""
+        found = (self.find_attempt(leg, request_id) for leg in legs)
+        return next((lease for lease in found if lease is not None and lease.item[0] < stream), None)
+
+    def find_attempt(self, leg: Leg, request_id: str) -> Lease | None:
+        """Returns the lease of an earlier attempt at the same request on the same leg."""
+        return self._by_attempt.get((leg, request_id)) if request_id else None
