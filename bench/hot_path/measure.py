@@ -60,14 +60,15 @@ class Bench:
         samples: Samples = {}
         for name in names:
             asker = self.askers[name]
-            await drive(asker.ask, max(in_flight), WARM_UP_S, asker.server.cpu_s)
+            lanes = max(max(in_flight) // asker.answers_per_ask, 1)
+            await drive(asker.ask, lanes, WARM_UP_S, asker.server.cpu_s)
         for _ in range(rounds):
             for number in in_flight:
                 for name in names:
                     asker = self.askers[name]
                     sample = await drive(
                         asker.ask,
-                        number,
+                        max(number // asker.answers_per_ask, 1),
                         duration_s,
                         asker.server.cpu_s,
                         answers_per_ask=asker.answers_per_ask,

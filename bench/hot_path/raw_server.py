@@ -23,7 +23,8 @@ async def serve(path: str) -> None:
         except asyncio.IncompleteReadError:
             writer.close()
 
-    server = await asyncio.start_unix_server(answer, path)
+    # All 256 in flight connect at once, which asyncio's default of 100 would refuse.
+    server = await asyncio.start_unix_server(answer, path, backlog=1_024)
     async with server:
         await server.serve_forever()
 
