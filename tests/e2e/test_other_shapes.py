@@ -1,4 +1,4 @@
-"""Dynamo's unified backend, and a caller that has HTTP headers and a body instead of a Dynamo request."""
+"""Dynamo's aggregated handler and unified backend, and a caller that has HTTP headers and a body instead."""
 
 from __future__ import annotations
 
@@ -6,11 +6,35 @@ from collections.abc import Callable
 
 import openai
 
-from tests.e2e.deployments import PIN_CONVERSATIONS, own_worker_arguments
+from routing_hints.v1 import types_pb2
+from tests.e2e.deployments import PIN_CONVERSATIONS, own_worker_arguments, trtllm_arguments
 from tests.e2e.stack import START_TIMEOUT_S, Stack, wait_for
 from tests.e2e.traffic import MODEL, ask, await_ready, converse, openai_client
 
 CONVERSATION = "conversation_params-1.3.0rc29"
+
+
+def test_dynamos_aggregated_handler_pins_conversations(make_stack: Callable[[], Stack]) -> None:
+    """Dynamo's third handler attaches the id too, and keeps the router's rank where there is none."""
+    stack = make_stack()
+    stack.start_frontend("--router-mode", "kv")
+    stack.start_worker(
+        "aggregated",
+        "examples/dynamo_trtllm.py",
+        *trtllm_arguments(stack.folder, "agg", PIN_CONVERSATIONS),
+        "--publish-kv-events",
+        release=CONVERSATION,
+    )
+    await_ready(stack)
+    turns = [turn["aggregated"] for turn in converse(stack, "conversation-aggregated")]
+    assert [turn.conversation_id for turn in turns] == ["conversation-aggregated"] * 3
+    assert [turn.forced_rank for turn in turns] == [None] * 3
+    assert len({turn.rank for turn in turns}) == 1
+    assert turns[0].decision.phase == types_pb2.PHASE_AGGREGATED
+    without_identity = ask(stack)["aggregated"]
+    assert without_identity.conversation_id is None
+    assert without_identity.forced_rank == without_identity.rank
+    stack.stop()
 
 
 def test_unified_backend_pins_conversations(make_stack: Callable[[], Stack]) -> None:
