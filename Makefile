@@ -16,7 +16,7 @@ IMAGE_REQUIREMENTS ?= requirements/image.txt
 IMAGE_TEST_DIR ?= .image-test
 .DEFAULT_GOAL := help
 
-.PHONY: help setup setup-bench run test e2e e2e-old mutation demo bench bench-guard soak soak-control lint wheel test-wheel image image-test lock-image clean
+.PHONY: help setup setup-bench run test e2e e2e-old mutation demo bench bench-identity bench-guard soak soak-control lint wheel test-wheel image image-test lock-image clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ e2e: setup .venv-e2e/.installed ## Runs the tests inside the real Dynamo 1.6.1, 
 
 e2e-old: setup .venv-e2e-old/.installed ## Runs those for Dynamo 1.2.1.
 	$(RUN_E2E) E2E_STREAM_INTERFACE=lo .venv-e2e-old/bin/python $(E2E_PYTEST) tests/e2e/old
+
+bench-identity: setup ## Measures what resolving an identity costs, beside a bare gRPC echo.
+	$(BIN)/python -m bench.identity
 
 demo: setup ## Replays a captured conversation through client, sidecar and an engine stand-in.
 	@$(BIN)/python -m examples.replay

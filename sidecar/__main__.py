@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import uvloop
 
 from sidecar.app import run
+from sidecar.cli.conformance import conformance
 from sidecar.cli.conversations import conversations
 from sidecar.cli.decision import decision
+from sidecar.cli.exit_codes import exit_with_faults
+from sidecar.cli.explain import explain
 from sidecar.cli.policy import policy
 from sidecar.cli.probe import probe
 from sidecar.cli.show_policy import show_policy
 from sidecar.cli.stats import stats
-from sidecar.fault import ConfigurationError, Fault
+from sidecar.fault import ConfigurationError
 from sidecar.listener import find_obstacle
 from sidecar.logs import configure_logging
 from sidecar.policy import Policy
-from sidecar.policy_file import EMBEDDED, PolicyHolder, activate, load_policy
+from sidecar.policy_file import load_policy
+from sidecar.policy_holder import EMBEDDED, PolicyHolder, activate
 from sidecar.settings import (
     DEFAULT_DRAIN_TIMEOUT_S,
     DEFAULT_LISTEN,
     DEFAULT_SOCKET_MODE,
     read_settings,
 )
-
-BAD_CONFIGURATION = 2
 
 
 @click.group()
@@ -38,7 +38,7 @@ def main() -> None:
     """Tells workers which conversation a request belongs to, and what to do with its rank."""
 
 
-for _command in (conversations, decision, policy, probe, stats):
+for _command in (conformance, conversations, decision, explain, policy, probe, stats):
     main.add_command(_command)
 policy.add_command(show_policy)
 
@@ -77,20 +77,14 @@ def serve(**options: Any) -> None:
     if faults:
         addresses = (*settings.listen, *filter(None, (settings.metrics_listen,)))
         faults.extend(obstacle for obstacle in map(find_obstacle, addresses) if obstacle)
-        _exit_with(faults)
+        exit_with_faults(faults)
     configure_logging(content.operational.logging)
     origin = EMBEDDED if settings.policy_path is None else str(settings.policy_path)
     holder = PolicyHolder(activate(content, origin))
     try:
         uvloop.run(run(settings, holder))
     except ConfigurationError as error:
-        _exit_with(error.faults)
-
-
-def _exit_with(faults: Iterable[Fault]) -> NoReturn:
-    for fault in faults:
-        click.echo(str(fault), err=True)
-    sys.exit(BAD_CONFIGURATION)
+        exit_with_faults(error.faults)
 
 
 if __name__ == "__main__":

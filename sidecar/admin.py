@@ -11,7 +11,8 @@ from routing_hints.v1 import admin_pb2
 from sidecar.answer_codec import encode_answer_without_ids, encode_finish
 from sidecar.conversation_admin import ConversationAdmin
 from sidecar.counters import Counters
-from sidecar.policy_file import PolicyHolder, dump_policy
+from sidecar.policy_file import dump_policy
+from sidecar.policy_holder import PolicyHolder
 from sidecar.recorder import Record, Recorder
 from sidecar.request_codec import FieldError
 from sidecar.rpc import Edge, NotFoundError
@@ -53,6 +54,7 @@ class AdminServicer:
             yaml=dump_policy(current.policy),
             origin=current.origin,
             loaded_at=_stamp(current.loaded_at),
+            last_error=self._holder.last_error,
         )
 
     def get_decision(self, request: admin_pb2.GetDecisionRequest) -> admin_pb2.GetDecisionResponse:

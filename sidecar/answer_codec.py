@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from routing_hints.v1 import service_pb2, types_pb2
-from sidecar.compiled import CompiledPolicy
+from sidecar.compiled import ClientView
 from sidecar.model import Answer, Explanation, FinishReport
 
 
@@ -56,6 +56,7 @@ def encode_explanation(explanation: Explanation) -> service_pb2.ExplainResponse:
                 verdict=_number(carrier.verdict),
                 reason=carrier.reason,
                 conversation_hash=carrier.conversation_hash,
+                remarks=carrier.remarks,
             )
             for carrier in explanation.carriers
         ],
@@ -63,15 +64,19 @@ def encode_explanation(explanation: Explanation) -> service_pb2.ExplainResponse:
     )
 
 
-def encode_client_policy(policy: CompiledPolicy) -> service_pb2.ClientPolicy:
+def encode_client_policy(view: ClientView) -> service_pb2.ClientPolicy:
     """Returns what a worker's client needs to know of the policy."""
     return service_pb2.ClientPolicy(
-        revision=policy.revision,
-        identity_epoch=policy.identity_epoch,
-        local_sources=[_number(source) for source in policy.local_sources],
-        scope=_number(policy.scope),
-        identity_headers=policy.identity_headers,
-        log_plain_ids=policy.logs_plain_ids,
+        revision=view.revision,
+        identity_epoch=view.identity_epoch,
+        local_sources=[_number(source) for source in view.local_sources],
+        scope=_number(view.scope),
+        identity_headers=view.headers,
+        identity_metadata=view.metadata,
+        identity_body=view.body,
+        identity_annotations=view.annotations,
+        log_plain_ids=view.logs_plain_ids,
+        passing_headers=view.passing_headers,
     )
 
 

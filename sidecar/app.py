@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import grpc.aio
@@ -18,16 +19,20 @@ from sidecar import admin, exporter, health, servicer
 from sidecar.address import Address, TcpAddress
 from sidecar.census import Census
 from sidecar.conversation_admin import ConversationAdmin
-from sidecar.counters import Counters
+from sidecar.counters import Counters, Labels
 from sidecar.decider import Decider
 from sidecar.drain import DrainGate
+from sidecar.guard import OneShotGuard
+from sidecar.identity_watch import IdentityWatch
+from sidecar.lifecycle import Lifecycle
 from sidecar.listener import bind_all
 from sidecar.model import Phase
 from sidecar.outcome import OutcomeLog
 from sidecar.placement.gauges import register_gauges
 from sidecar.placement.honour import COOL_DOWN_S
 from sidecar.placement.placement import Placement
-from sidecar.policy_file import PolicyHolder
+from sidecar.policy_holder import PolicyHolder
+from sidecar.policy_reload import PolicyReloader
 from sidecar.recorder import Recorder
 from sidecar.rpc import DefectLog, Edge
 from sidecar.settings import Settings, SocketAccess, TlsFiles
@@ -67,6 +72,12 @@ class App:
     _streams: StreamServicer
     _web: WebServer | None
     _tracer: DecisionTracer | None
+    _reloader: PolicyReloader
+    _reloading: asyncio.Task[None]
+
+    def reload_policy(self) -> None:
+        """Reads the policy file again soon."""
+        self._reloader.ask()
 
     async def stop(self, drain_timeout_s: float, hurry: asyncio.Event | None = None) -> None:
         """Says so in health, lets streams end after the batch at hand, then stops.
@@ -84,6 +95,8 @@ class App:
         is_hurried = hurried.done()
         for waiter in (drained, hurried):
             waiter.cancel()
+        self._reloading.cancel()
+        await asyncio.wait({self._reloading})
         left_s = max(deadline - time.monotonic(), 0.0)
         await self._server.stop(None if is_hurried else left_s)
         if self._web is not None:
@@ -96,6 +109,7 @@ async def start_app(
     addresses: tuple[Address, ...],
     holder: PolicyHolder,
     *,
+    policy_path: Path | None = None,
     metrics_listen: TcpAddress | None = None,
     socket_access: SocketAccess = SocketAccess(),  # noqa: B008, frozen
     tls: TlsFiles | None = None,
@@ -106,6 +120,7 @@ async def start_app(
     Args:
         addresses: where to listen.
         holder: gives the policy in force.
+        policy_path: the file that it came from; None for the embedded policy.
         metrics_listen: where the HTTP side listens; None for none.
         socket_access: who may use socket files.
         tls: for the TCP addresses; None serves them in clear.
@@ -127,10 +142,19 @@ async def start_app(
     tracer = make_tracer(environment)
     placement = Placement(time.monotonic, counters, _announce_pause)
     register_gauges(counters, placement, lambda: holder.current.compiled.placement, time.monotonic)
-    decider = Decider(holder, placement, recorder, counters, census, observe_latency_s, tracer)
+    guard = OneShotGuard(time.monotonic)
+    counters.gauge("one_shot_percent", lambda: _show_shares(guard))
+    watch = IdentityWatch(guard, counters)
+    lifecycle = Lifecycle(placement, counters)
+    decider = Decider(
+        holder, placement, recorder, counters, census, watch, lifecycle, observe_latency_s, tracer
+    )
     outcomes = OutcomeLog(counters, census)
-    streams = StreamServicer(decider, holder, recorder, outcomes, placement, counters, defects, gate)
+    streams = StreamServicer(
+        decider, holder, recorder, outcomes, placement, lifecycle, counters, defects, gate
+    )
     conversations = ConversationAdmin(placement, holder, time.monotonic)
+    reloader = PolicyReloader(holder, policy_path, counters, defects)
     names = (servicer.SERVICE_NAME, admin.SERVICE_NAME)
 
     server = grpc.aio.server(options=_OPTIONS)
@@ -149,7 +173,16 @@ async def start_app(
     well.set("listener", True)
     well.set("sigterm", True)
     return App(
-        tuple(bound), web.address if web is not None else None, server, well, gate, streams, web, tracer
+        tuple(bound),
+        web.address if web is not None else None,
+        server,
+        well,
+        gate,
+        streams,
+        web,
+        tracer,
+        reloader,
+        asyncio.ensure_future(reloader.run()),
     )
 
 
@@ -158,8 +191,15 @@ def _announce_pause(phase: Phase) -> None:
     log.warning("placement_not_honoured", phase=phase.name.lower(), resumes_in_s=COOL_DOWN_S)
 
 
+def _show_shares(guard: OneShotGuard) -> Iterator[tuple[Labels, float]]:
+    for carrier, percent in guard.list_shares():
+        yield (("carrier", carrier),), percent
+
+
 async def run(settings: Settings, holder: PolicyHolder) -> None:
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the drain at once.
+
+    SIGHUP reads the policy file again.
 
     Raises:
         ConfigurationError: an address can't be bound, or the TLS files are unusable.
@@ -176,11 +216,13 @@ async def run(settings: Settings, holder: PolicyHolder) -> None:
     app = await start_app(
         settings.listen,
         holder,
+        policy_path=settings.policy_path,
         metrics_listen=settings.metrics_listen,
         socket_access=settings.socket_access,
         tls=settings.tls,
         environment=os.environ,
     )
+    loop.add_signal_handler(signal.SIGHUP, app.reload_policy)
     policy = holder.current
     log.info(
         "sidecar_started",

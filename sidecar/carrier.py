@@ -1,12 +1,14 @@
-"""The identity carriers: where a request can hold the name of its conversation.
+"""What an identity carrier is: a place where a request can hold the name of its conversation.
 
-A header carrier is one row of `_HEADER_ROWS`. Reading a carrier does not judge its value; `identity` does.
+A carrier is read here and in the modules of the families; whether its value can name a conversation is
+judged in `identity`, and all of them are listed in `catalogue`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sidecar.model import Identity, IdentitySource
 
@@ -23,6 +25,39 @@ class Reading:
     session_id: str
     parent_id: str = ""
     final: bool = False
+    run_id: str = ""
+    """What `session_id` is unique within; empty where it stands for itself."""
+    refusal: str = ""
+    """Why the carrier itself knows that the value names no conversation, as a token; empty if it may."""
+    remarks: tuple[str, ...] = ()
+    """What else the carrier said and nothing is decided by, for people."""
+
+
+ReadCarrier: TypeAlias = Callable[[Identity, Mapping[str, str]], Reading | None]
+"""Takes the carriers and the headers by lower-case name; None if the request has no such carrier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Names of what is read of a request, header names in lower case."""
+
+    headers: frozenset[str] = frozenset()
+    metadata: frozenset[str] = frozenset()
+    body: frozenset[str] = frozenset()
+    annotations: frozenset[str] = frozenset()
+    """Prefixes."""
+    passing_headers: frozenset[str] = frozenset()
+    """Headers that change with each request and never change an id."""
+
+    def __or__(self, other: Fields) -> Fields:
+        """Returns the names of both."""
+        return Fields(
+            self.headers | other.headers,
+            self.metadata | other.metadata,
+            self.body | other.body,
+            self.annotations | other.annotations,
+            self.passing_headers | other.passing_headers,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,70 +69,16 @@ class Carrier:
     name: str
     """Its name in a trace where the request has none."""
     source: IdentitySource
-    read: Callable[[Identity, Mapping[str, str]], Reading | None]
-    """Takes the carriers and the headers by lower-case name; None if the request has no such carrier."""
-    header: str = ""
-    """The header that it reads, in lower case; empty for a structured carrier."""
-    parent_header: str = ""
+    read: ReadCarrier
+    fields: Fields = Fields()
+    """What can change the id; empty for a structured carrier, which a worker always sends."""
+    parent_fields: Fields = Fields()
+    """What can only change the parent."""
 
-
-def _read_conversation_id(identity: Identity, _headers: Mapping[str, str]) -> Reading | None:
-    return Reading("conversation_id", identity.conversation_id) if identity.conversation_id else None
-
-
-def _read_agent_context(identity: Identity, _headers: Mapping[str, str]) -> Reading | None:
-    context = identity.agent_context
-    if context is None:
-        return None
-    # With a trajectory `session_id` is the run, shared by a whole tree of agents. So an unusable
-    # trajectory makes the carrier unusable; it does not fall back to the run.
-    if context.trajectory_id:
-        name, session_id = "agent_context.trajectory_id", context.trajectory_id
-        return Reading(name, session_id, context.parent_trajectory_id, context.session_final)
-    if context.session_id:
-        name, session_id = "agent_context.session_id", context.session_id
-        return Reading(name, session_id, context.parent_session_id, context.session_final)
-    return None
-
-
-def _read_session_control(identity: Identity, _headers: Mapping[str, str]) -> Reading | None:
-    control = identity.session_control
-    if control is None or not control.session_id:
-        return None
-    return Reading("session_control.session_id", control.session_id, final=control.action == "close")
-
-
-def _make_header_carrier(header: str, parent_header: str) -> Carrier:
-    name = f"header:{header}"
-
-    def read(_identity: Identity, headers: Mapping[str, str]) -> Reading | None:
-        value = headers.get(header)
-        return None if value is None else Reading(name, value, headers.get(parent_header, ""))
-
-    return Carrier(name, name, IdentitySource.HEADER, read, header, parent_header)
-
-
-_STRUCTURED = (
-    Carrier("conversation_id", "conversation_id", IdentitySource.CONVERSATION_ID, _read_conversation_id),
-    Carrier("agent_context", "agent_context.session_id", IdentitySource.AGENT_CONTEXT, _read_agent_context),
-    Carrier(
-        "session_control",
-        "session_control.session_id",
-        IdentitySource.SESSION_CONTROL,
-        _read_session_control,
-    ),
-)
-
-# The session header and the header that names the parent's session.
-_HEADER_ROWS = (
-    ("x-dynamo-session-id", "x-dynamo-parent-session-id"),
-    ("x-session-id", "x-parent-session-id"),
-)
-
-CARRIERS: Mapping[str, Carrier] = {
-    carrier.key: carrier for carrier in (*_STRUCTURED, *(_make_header_carrier(*row) for row in _HEADER_ROWS))
-}
-"""Every carrier by its key, in the default order."""
+    @property
+    def is_structured(self) -> bool:
+        """Whether it is a message of its own in the contract."""
+        return self.fields == Fields()
 
 
 def fold_header_names(headers: Mapping[str, str]) -> Mapping[str, str]:

@@ -6,6 +6,8 @@ docs/contract.md states the rule with test vectors; a change of it needs a new p
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from enum import Enum
 from hashlib import blake2b
 
 from sidecar.model import ConversationHash, ConversationId, IdScope
@@ -18,29 +20,58 @@ DERIVED_PREFIX = "rh1-"
 _CONTROL_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def make_conversation_id(
-    session_id: str, tenant: str, scope: IdScope, *, derive_always: bool
-) -> ConversationId:
+class IdForm(Enum):
+    """How a session id becomes a conversation id."""
+
+    VERBATIM = "verbatim"
+    """As it came, where that is safe."""
+    DERIVE_ALWAYS = "derive_always"
+    UNCHANGED = "unchanged"
+    """As it came, in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """The part of the policy that names depend on."""
+
+    scope: IdScope = IdScope.WEAK
+    """Which session ids of a tenant are derived."""
+    form: IdForm = IdForm.VERBATIM
+
+
+def make_conversation_id(session_id: str, tenant: str, naming: Naming, run_id: str = "") -> ConversationId:
     """Returns the session id itself where that is safe, else an id derived from it.
 
     Args:
         session_id: usable and trimmed.
         tenant: whose session it is; empty for nobody's. Ignored with `IdScope.OFF`.
-        scope: which session ids of a tenant are derived.
-        derive_always: never returns a session id as it came.
+        naming: the policy's.
+        run_id: what the session id is unique within; empty where it stands for itself.
     """
-    if scope is IdScope.OFF:
+    if not explain_derivation(session_id, tenant, naming, run_id):
+        return ConversationId(session_id)
+    if naming.scope is IdScope.OFF:
         tenant = ""
+    return _derive(tenant, run_id, session_id) if run_id else _derive(tenant, session_id)
+
+
+def explain_derivation(session_id: str, tenant: str, naming: Naming, run_id: str = "") -> str:
+    """Returns why the id is derived, as a token; empty if the session id is the conversation id."""
+    if run_id:
+        return "derived-within-run"
+    if naming.form is not IdForm.VERBATIM:
+        return "derived-always" if naming.form is IdForm.DERIVE_ALWAYS else ""
     size = len(session_id) if session_id.isascii() else len(session_id.encode())
-    if (
-        derive_always
-        or size > MAX_VERBATIM_BYTES
-        or session_id.startswith(DERIVED_PREFIX)
-        or (tenant and (scope is IdScope.ALL or size < MIN_UNSCOPED_BYTES))
-        or _CONTROL_CHARACTER.search(session_id)
-    ):
-        return _derive(session_id, tenant)
-    return ConversationId(session_id)
+    if size > MAX_VERBATIM_BYTES:
+        return "derived-too-long"
+    if session_id.startswith(DERIVED_PREFIX):
+        return "derived-reserved-prefix"
+    if tenant and naming.scope is not IdScope.OFF:
+        if naming.scope is IdScope.ALL:
+            return "derived-tenant"
+        if size < MIN_UNSCOPED_BYTES:
+            return "derived-tenant-and-short"
+    return "derived-control-character" if _CONTROL_CHARACTER.search(session_id) else ""
 
 
 def hash_conversation(conversation_id: ConversationId) -> ConversationHash:
@@ -49,8 +80,9 @@ def hash_conversation(conversation_id: ConversationId) -> ConversationHash:
     return ConversationHash(digest.hexdigest())
 
 
-def _derive(session_id: str, tenant: str) -> ConversationId:
+def _derive(*parts: str) -> ConversationId:
     digest = blake2b(digest_size=16, person=b"rh1")
-    for part in (tenant.encode(), session_id.encode()):
-        digest.update(len(part).to_bytes(4, "big") + part)
+    for part in parts:
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(4, "big") + encoded)
     return ConversationId(DERIVED_PREFIX + digest.hexdigest())

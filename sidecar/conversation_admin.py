@@ -11,7 +11,7 @@ from routing_hints.v1 import admin_pb2
 from sidecar.model import ConversationHash
 from sidecar.placement.placement import Placement
 from sidecar.placement.table import Entry
-from sidecar.policy_file import PolicyHolder
+from sidecar.policy_holder import PolicyHolder
 from sidecar.request_codec import FieldError
 from sidecar.rpc import NotFoundError
 

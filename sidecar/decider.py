@@ -12,9 +12,20 @@ from sidecar.compiled import CompiledPolicy, PlacementSettings
 from sidecar.counters import Counters
 from sidecar.decision_log import DecisionLog
 from sidecar.enrich import apply_placement, decide, explain
-from sidecar.model import Answer, Decision, Explanation, Query, RankDirective, RankSource
+from sidecar.identity_watch import IdentityWatch
+from sidecar.lifecycle import Lifecycle
+from sidecar.model import (
+    Answer,
+    Decision,
+    Explanation,
+    IdentitySource,
+    Query,
+    RankDirective,
+    RankSource,
+    RequestKind,
+)
 from sidecar.placement.placement import Placement, Proposal, Ticket
-from sidecar.policy_file import PolicyHolder
+from sidecar.policy_holder import PolicyHolder
 from sidecar.recorder import Recorder
 from sidecar.request_codec import UNKNOWN_CALLER, Caller, decode_query
 from sidecar.tracing import DecisionTracer
@@ -29,6 +40,8 @@ class Decider:
         recorder: keeps the decisions.
         counters: counts them.
         census: hears of every conversation.
+        watch: hears of every identity, and says whose ids are not to be attached.
+        lifecycle: hears of last requests.
         observe_latency_s: gets the seconds that a decision took.
         tracer: None makes no spans.
     """
@@ -40,6 +53,8 @@ class Decider:
         recorder: Recorder,
         counters: Counters,
         census: Census,
+        watch: IdentityWatch,
+        lifecycle: Lifecycle,
         observe_latency_s: Callable[[float], None],
         tracer: DecisionTracer | None,
     ) -> None:
@@ -48,6 +63,8 @@ class Decider:
         self._recorder = recorder
         self._counters = counters
         self._census = census
+        self._watch = watch
+        self._lifecycle = lifecycle
         self._observe_latency_s = observe_latency_s
         self._tracer = tracer
         self._log = DecisionLog()
@@ -71,7 +88,7 @@ class Decider:
         started_s = time.perf_counter()
         policy = self._holder.current.compiled
         query = decode_query(request, caller)
-        answer = decide(query, policy)
+        answer = decide(query, policy, self._watch.list_distrusted(policy))
         proposal = None
         if answer.directive is RankDirective.PLACE:
             self._placement.expire(policy.placement)
@@ -84,6 +101,9 @@ class Decider:
         took_s = time.perf_counter() - started_s
         self._observe_latency_s(took_s)
         self._count(query, answer, policy)
+        if answer.source is not IdentitySource.NONE and query.kind <= RequestKind.NORMAL:
+            self._watch.note(query, answer, policy)
+            self._lifecycle.on_decision(answer, has_finish=item is not None)
         if policy.logged_buckets:
             self._log.write(query, answer, decision_id, policy)
         if self._tracer is not None:
@@ -95,7 +115,7 @@ class Decider:
         """Returns what `decide` would answer now, and changes nothing; raises as it does."""
         query = decode_query(request)
         compiled = self._holder.current.compiled
-        explanation = explain(query, compiled)
+        explanation = explain(query, compiled, self._watch.list_distrusted(compiled))
         if explanation.answer.directive is not RankDirective.PLACE:
             return explanation
         _, answer = self._propose(query, explanation.answer, compiled.placement)
@@ -122,8 +142,6 @@ class Decider:
         self._census.note_request(query.phase, answer.conversation_hash)
         for notice in answer.notices:
             self._counters.add("notices", ("notice", notice))
-        if answer.session_final:
-            self._counters.add("final_requests")
         if query.router_rank is not None and query.engine.rank_source is RankSource.SIDECAR:
             self._count_disagreement(query, answer, policy.placement)
 

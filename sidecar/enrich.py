@@ -1,12 +1,12 @@
-"""The decision about one engine request: a pure function of the request and the compiled policy."""
+"""The decision about one engine request: a pure function of it, the policy and the guard's judgement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from sidecar.carrier import TENANT_HEADER, fold_header_names
 from sidecar.compiled import CompiledPolicy
-from sidecar.conversation import hash_conversation, make_conversation_id
+from sidecar.conversation import explain_derivation, hash_conversation, make_conversation_id
 from sidecar.directive import rule_on
 from sidecar.identity import Claim, resolve_claim, trace_carriers
 from sidecar.model import (
@@ -24,25 +24,34 @@ from sidecar.model import (
 )
 
 _NO_KEY = PlacementKey(ConversationHash(""), ConversationHash(""), "")
+_TRUSTS_ALL: frozenset[str] = frozenset()
 
 
-def decide(query: Query, policy: CompiledPolicy) -> Answer:
-    """Returns the answer to one request; raises nothing, whatever the request holds."""
+def decide(query: Query, policy: CompiledPolicy, distrusted: Set[str] = _TRUSTS_ALL) -> Answer:
+    """Returns the answer to one request; raises nothing, whatever the request holds.
+
+    Args:
+        query: the request.
+        policy: the policy in force.
+        distrusted: names of carriers whose ids are not attached.
+    """
     headers = fold_header_names(query.identity.headers)
-    return _answer(query, policy, headers)
+    return _answer(query, policy, headers, distrusted)
 
 
-def explain(query: Query, policy: CompiledPolicy) -> Explanation:
+def explain(query: Query, policy: CompiledPolicy, distrusted: Set[str] = _TRUSTS_ALL) -> Explanation:
     """Returns the answer of `decide` with every carrier and every rule that was considered."""
     headers = fold_header_names(query.identity.headers)
     tenant = _find_tenant(query, headers)
 
-    def hash_session(session_id: str) -> ConversationHash:
-        return hash_conversation(_name_conversation(session_id, tenant, policy))
+    def name_conversation(claim: Claim) -> tuple[ConversationHash, str]:
+        conversation_id = make_conversation_id(claim.session_id, tenant, policy.naming, claim.run_id)
+        derivation = explain_derivation(claim.session_id, tenant, policy.naming, claim.run_id)
+        return hash_conversation(conversation_id), derivation
 
     rules: list[RuleTrace] = []
-    answer = _answer(query, policy, headers, rules)
-    carriers = trace_carriers(policy.carriers, query.identity, headers, hash_session)
+    answer = _answer(query, policy, headers, distrusted, rules)
+    carriers = trace_carriers(policy, query.identity, headers, name_conversation)
     return Explanation(answer, carriers, tuple(rules))
 
 
@@ -82,9 +91,10 @@ def _answer(
     query: Query,
     policy: CompiledPolicy,
     headers: Mapping[str, str],
+    distrusted: Set[str],
     tried: list[RuleTrace] | None = None,
 ) -> Answer:
-    claim = resolve_claim(policy.carriers, query.identity, headers)
+    claim = resolve_claim(policy, query.identity, headers)
     if claim is None:
         ruling = rule_on(query, policy, "", tried)
         return Answer(
@@ -101,15 +111,25 @@ def _answer(
             placement_key=_NO_KEY if ruling.directive is RankDirective.PLACE else None,
         )
     tenant = _find_tenant(query, headers)
-    conversation_id = _name_conversation(claim.session_id, tenant, policy)
-    ruling = rule_on(query, policy, conversation_id, tried)
+    conversation_id = make_conversation_id(claim.session_id, tenant, policy.naming, claim.run_id)
+    is_distrusted = claim.name in distrusted
+    if tried is not None:
+        tried.append(RuleTrace("one-shot-carrier", is_distrusted))
+    ruling = rule_on(query, policy, "" if is_distrusted else conversation_id, tried)
+    notices = ruling.notices
+    if is_distrusted:
+        notices = ("one-shot-carrier", *notices)
+    if claim.final:
+        notices = (*notices, "session-final")
     attached = ruling.attaches_id
     conversation_hash = hash_conversation(conversation_id)
     placement_key = None
-    if ruling.directive is RankDirective.PLACE:
+    if ruling.directive is RankDirective.PLACE and is_distrusted:
+        placement_key = _NO_KEY
+    elif ruling.directive is RankDirective.PLACE:
         parent = ConversationHash("")
         if claim.parent_id and query.phase in policy.subagent_phases:
-            parent = hash_conversation(_name_conversation(claim.parent_id, tenant, policy))
+            parent = hash_conversation(_name_parent(claim, tenant, policy))
         placement_key = PlacementKey(conversation_hash, parent, tenant)
     return Answer(
         directive=ruling.directive,
@@ -121,7 +141,7 @@ def _answer(
         if attached
         else None,
         session_final=claim.final,
-        notices=ruling.notices,
+        notices=notices,
         policy_revision=policy.revision,
         identity_epoch=policy.identity_epoch,
         placement_key=placement_key,
@@ -132,12 +152,12 @@ def _find_tenant(query: Query, headers: Mapping[str, str]) -> str:
     return query.tenant.strip() or headers.get(TENANT_HEADER, "").strip()
 
 
-def _name_conversation(session_id: str, tenant: str, policy: CompiledPolicy) -> ConversationId:
-    return make_conversation_id(session_id, tenant, policy.scope, derive_always=policy.derives_always)
-
-
 def _choose_affinity_key(
     query: Query, policy: CompiledPolicy, claim: Claim, tenant: str, conversation_id: ConversationId
 ) -> ConversationId:
     by_parent = claim.parent_id and query.engine.subagent_affinity and query.phase in policy.subagent_phases
-    return _name_conversation(claim.parent_id, tenant, policy) if by_parent else conversation_id
+    return _name_parent(claim, tenant, policy) if by_parent else conversation_id
+
+
+def _name_parent(claim: Claim, tenant: str, policy: CompiledPolicy) -> ConversationId:
+    return make_conversation_id(claim.parent_id, tenant, policy.naming, claim.run_id)

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sidecar.counters import Counters
-from sidecar.policy_file import PolicyHolder
+from sidecar.policy_holder import PolicyHolder
 
 PREFIX = "routing_hints_"
 _HELP = "See docs/reference.md."

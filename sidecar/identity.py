@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sidecar.carrier import FINAL_HEADER, Carrier
+from sidecar.carrier import FINAL_HEADER, Carrier, Reading
+from sidecar.compiled import CompiledPolicy
 from sidecar.model import CarrierTrace, CarrierVerdict, ConversationHash, Identity, IdentitySource
-
-_PLACEHOLDERS = frozenset({"null", "none", "undefined", "n/a", "unknown", "-"})
-_ABSENT = "absent"
+from sidecar.session_id import explain_unusable, is_endpoint_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,68 +21,100 @@ class Claim:
     parent_id: str
     """Empty for none; never equal to `session_id`."""
     final: bool
+    run_id: str = ""
+    """What `session_id` and `parent_id` are unique within; empty where they stand for themselves."""
 
 
-def resolve_claim(
-    carriers: Iterable[Carrier], identity: Identity, headers: Mapping[str, str]
-) -> Claim | None:
+def resolve_claim(policy: CompiledPolicy, identity: Identity, headers: Mapping[str, str]) -> Claim | None:
     """Returns the claim of the first usable carrier, or None.
 
     Args:
-        carriers: in the policy's order.
+        policy: gives the carriers in order.
         identity: the request's carriers.
         headers: the request's headers by lower-case name.
     """
-    for carrier in carriers:
-        claim, _, _ = _examine(carrier, identity, headers)
-        if claim is not None:
-            return claim
+    has_none = policy.carrier_headers.isdisjoint(headers)
+    for carrier in policy.bare_carriers if has_none else policy.carriers:
+        reading = carrier.read(identity, headers)
+        if reading is not None and not _explain_refusal(carrier, reading, policy):
+            return _make_claim(carrier, reading, policy, identity, headers)
     return None
 
 
 def trace_carriers(
-    carriers: Iterable[Carrier],
+    policy: CompiledPolicy,
     identity: Identity,
     headers: Mapping[str, str],
-    hash_session: Callable[[str], ConversationHash],
+    name_conversation: Callable[[Claim], tuple[ConversationHash, str]],
 ) -> tuple[CarrierTrace, ...]:
     """Returns what became of every carrier, in order.
 
     Args:
-        carriers: in the policy's order.
+        policy: gives the carriers in order.
         identity: the request's carriers.
         headers: the request's headers by lower-case name.
-        hash_session: gives the hash of the conversation that a session id would name.
+        name_conversation: gives the hash of the conversation that a claim would name, and why its id
+            would be derived.
     """
     traces = []
     verdict = CarrierVerdict.TAKEN
-    for carrier in carriers:
-        claim, name, reason = _examine(carrier, identity, headers)
-        if claim is not None:
-            hashed = hash_session(claim.session_id)
-            traces.append(CarrierTrace(carrier.source, name, verdict, conversation_hash=hashed))
-            verdict = CarrierVerdict.OUTRANKED
-        elif reason is _ABSENT:
-            traces.append(CarrierTrace(carrier.source, name, CarrierVerdict.ABSENT))
-        else:
-            traces.append(CarrierTrace(carrier.source, name, CarrierVerdict.UNUSABLE, reason))
+    for carrier in policy.carriers:
+        reading = carrier.read(identity, headers)
+        if reading is None:
+            traces.append(CarrierTrace(carrier.source, carrier.name, CarrierVerdict.ABSENT))
+            continue
+        reason = _explain_refusal(carrier, reading, policy)
+        if reason:
+            traces.append(CarrierTrace(carrier.source, reading.name, CarrierVerdict.UNUSABLE, reason))
+            continue
+        claim = _make_claim(carrier, reading, policy, identity, headers)
+        hashed, derivation = name_conversation(claim)
+        remarks = _describe(claim, reading, derivation)
+        traces.append(CarrierTrace(carrier.source, claim.name, verdict, "", hashed, remarks))
+        verdict = CarrierVerdict.OUTRANKED
     return tuple(traces)
 
 
-def _examine(
-    carrier: Carrier, identity: Identity, headers: Mapping[str, str]
-) -> tuple[Claim | None, str, str]:
-    """Returns the claim, or None and why; in the middle the name of what was read."""
-    reading = carrier.read(identity, headers)
-    if reading is None:
-        return None, carrier.name, _ABSENT
+def _explain_refusal(carrier: Carrier, reading: Reading, policy: CompiledPolicy) -> str:
+    if reading.refusal:
+        return reading.refusal
     session_id = reading.session_id.strip()
-    if not session_id:
-        return None, reading.name, "blank"
-    if session_id.lower() in _PLACEHOLDERS:
-        return None, reading.name, "placeholder"
+    if policy.takes_any_value:
+        return "" if session_id else "blank"
+    reason = explain_unusable(session_id)
+    if not reason and carrier.source is IdentitySource.HEADER and is_endpoint_token(session_id):
+        return "endpoint-token"
+    return reason
+
+
+def _make_claim(
+    carrier: Carrier,
+    reading: Reading,
+    policy: CompiledPolicy,
+    identity: Identity,
+    headers: Mapping[str, str],
+) -> Claim:
+    session_id = reading.session_id.strip()
     parent_id = reading.parent_id.strip()
-    if parent_id == session_id or parent_id.lower() in _PLACEHOLDERS:
+    if parent_id and not _can_be_parent(parent_id, session_id):
         parent_id = ""
+    for find_group in policy.groups if not parent_id else ():
+        group = find_group(identity).strip()
+        if _can_be_parent(group, session_id):
+            parent_id = group
+            break
     final = reading.final or headers.get(FINAL_HEADER, "").strip().lower() == "true"
-    return Claim(carrier.source, reading.name, session_id, parent_id, final), reading.name, ""
+    return Claim(carrier.source, reading.name, session_id, parent_id, final, reading.run_id)
+
+
+def _can_be_parent(parent_id: str, session_id: str) -> bool:
+    return parent_id != session_id and not explain_unusable(parent_id)
+
+
+def _describe(claim: Claim, reading: Reading, derivation: str) -> tuple[str, ...]:
+    remarks = (
+        (derivation, bool(derivation)),
+        ("has-parent", bool(claim.parent_id)),
+        ("last-request", claim.final),
+    )
+    return (*(token for token, holds in remarks if holds), *reading.remarks)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from types import MappingProxyType
 from typing import NamedTuple, NewType
 
 ConversationId = NewType("ConversationId", str)
@@ -135,17 +134,23 @@ class SessionControl:
 
     session_id: str = ""
     action: str = ""
+    timeout_s: int = 0
+    """Shown and not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The carriers of a request that some rule reads; an empty string is an absent value."""
+    """The carriers of a request; an empty string is an absent value."""
 
     conversation_id: str = ""
     agent_context: AgentContext | None = None
     session_control: SessionControl | None = None
-    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    headers: Mapping[str, str] = field(default_factory=dict)
     """Header names as they came, in any case."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    annotations: tuple[str, ...] = ()
+    body: Mapping[str, str] = field(default_factory=dict)
+    """By dotted path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +245,8 @@ class CarrierTrace:
     verdict: CarrierVerdict
     reason: str = ""
     conversation_hash: ConversationHash = ConversationHash("")
+    remarks: tuple[str, ...] = ()
+    """Tokens for what else it says, for people."""
 
 
 @dataclass(frozen=True, slots=True)

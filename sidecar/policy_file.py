@@ -1,40 +1,16 @@
-"""Reading and writing a policy as YAML, and holding the one in force."""
+"""Reading and writing a policy as YAML."""
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 from pydantic import ValidationError
 
-from sidecar.compiled import CompiledPolicy
 from sidecar.fault import ConfigurationError, Fault
-from sidecar.policy import Policy, compile_policy
-
-EMBEDDED = "embedded"
-
-
-@dataclass(frozen=True, slots=True)
-class ActivePolicy:
-    """A policy in force."""
-
-    policy: Policy
-    compiled: CompiledPolicy
-    origin: str
-    """`embedded` or the path of its file."""
-    loaded_at: float
-    """Seconds since the epoch."""
-
-
-class PolicyHolder:
-    """Gives the policy in force to whoever decides; each decision asks once."""
-
-    def __init__(self, current: ActivePolicy) -> None:
-        self.current = current
+from sidecar.policy import Policy
 
 
 class _Loader(yaml.SafeLoader):
@@ -47,11 +23,6 @@ _Loader.yaml_implicit_resolvers = {
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_BOOLEAN, re.compile("^(?:true|false)$"), list("tf"))
-
-
-def activate(policy: Policy, origin: str = EMBEDDED) -> ActivePolicy:
-    """Compiles a policy and stamps it with the present time."""
-    return ActivePolicy(policy, compile_policy(policy), origin, time.time())
 
 
 def load_policy(path: Path) -> Policy:
@@ -111,6 +82,7 @@ def _find_duplicates(node: yaml.Node, path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _describe(location: tuple[int | str, ...], kind: str, message: str) -> Fault:
-    key = ".".join(map(str, location)) or "policy"
+    # A part in angle brackets names the alternative that was tried, not a key.
+    key = ".".join(part for part in map(str, location) if not part.startswith("<")) or "policy"
     reasons = {"extra_forbidden": "unknown key", "model_type": "must be a mapping"}
     return Fault(key, reasons.get(kind, message.removeprefix("Value error, ")))

@@ -213,8 +213,16 @@ def _decode_identity(message: types_pb2.Identity) -> Identity:
     if message.HasField("session_control"):
         control = message.session_control
         _check_size(control.action, _ACTION_BYTES, "identity.session_control.action")
-        session_control = SessionControl(control.session_id, control.action)
-    return Identity(message.conversation_id, agent_context, session_control, dict(message.headers.items()))
+        session_control = SessionControl(control.session_id, control.action, control.timeout)
+    return Identity(
+        message.conversation_id,
+        agent_context,
+        session_control,
+        dict(message.headers.items()),
+        dict(message.metadata.items()),
+        tuple(message.annotations),
+        dict(message.body.items()),
+    )
 
 
 def _check_lengths(message: service_pb2.EnrichRequest) -> None:

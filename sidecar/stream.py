@@ -13,13 +13,14 @@ import grpc
 import grpc.aio
 
 from routing_hints.v1 import service_pb2
-from sidecar.answer_codec import encode_client_policy
 from sidecar.counters import Counters
 from sidecar.decider import Decider
 from sidecar.drain import DrainGate, DrainingError
+from sidecar.lifecycle import Lifecycle
 from sidecar.outcome import OutcomeLog
+from sidecar.outlet import Outlet
 from sidecar.placement.placement import Placement
-from sidecar.policy_file import PolicyHolder
+from sidecar.policy_holder import PolicyHolder
 from sidecar.recorder import Recorder
 from sidecar.request_codec import (
     UNKNOWN_CALLER,
@@ -46,6 +47,7 @@ class StreamServicer:
         recorder: Recorder,
         outcomes: OutcomeLog,
         placement: Placement,
+        lifecycle: Lifecycle,
         counters: Counters,
         defects: DefectLog,
         gate: DrainGate,
@@ -55,6 +57,7 @@ class StreamServicer:
         self._recorder = recorder
         self._outcomes = outcomes
         self._placement = placement
+        self._lifecycle = lifecycle
         self._counters = counters
         self._defects = defects
         self._gate = gate
@@ -87,23 +90,30 @@ class StreamServicer:
 
     async def _serve(self, context: Context, stream: int) -> None:
         caller = UNKNOWN_CALLER
-        policy: service_pb2.ClientPolicy | None = encode_client_policy(self._holder.current.compiled)
-        while True:
-            data = await self._gate.wait(context.read)
-            if data is grpc.aio.EOF:
-                return
-            message = parse(service_pb2.EnrichStreamRequest, data)
-            _check_batch(message)
-            if policy is not None and message.HasField("hello"):
-                caller = decode_hello(message.hello)
-            # First, since they free what the items of the same message are placed by.
-            for finish in message.finishes:
-                self._finish(finish, stream, caller)
-            response = service_pb2.EnrichStreamResponse(policy=policy)
-            await self._decide_all(message.items, response.results, caller, stream)
-            if response.results or policy is not None:
-                await context.write(response.SerializeToString())
-                policy = None
+        outlet = Outlet(context, self._holder)
+        pusher: asyncio.Task[None] | None = None
+        try:
+            while True:
+                data = await self._gate.wait(context.read)
+                if data is grpc.aio.EOF:
+                    return
+                message = parse(service_pb2.EnrichStreamRequest, data)
+                _check_batch(message)
+                if pusher is None and message.HasField("hello"):
+                    caller = decode_hello(message.hello)
+                # First, since they free what the items of the same message are placed by.
+                for finish in message.finishes:
+                    self._finish(finish, stream, caller)
+                response = service_pb2.EnrichStreamResponse()
+                await self._decide_all(message.items, response.results, caller, stream)
+                await outlet.send(response)
+                if pusher is None:
+                    pusher = asyncio.ensure_future(outlet.push_changes())
+        finally:
+            if pusher is not None:
+                pusher.cancel()
+                # It may also have failed, since its peer is gone; that is no news here.
+                await asyncio.gather(pusher, return_exceptions=True)
 
     async def _decide_all(self, items: Any, results: Any, caller: Caller, stream: int) -> None:
         for number, item in enumerate(items, 1):
@@ -135,7 +145,11 @@ class StreamServicer:
             self._counters.add("refused_finishes")
             return
         self._placement.finish(report, stream, caller.worker_id)
-        self._outcomes.take(report, self._recorder.finish(report, stream))
+        record = self._recorder.finish(report, stream)
+        self._outcomes.take(report, record)
+        if record is not None:
+            # Last, since it forgets what the lines above still write to.
+            self._lifecycle.on_finish(record.answer)
 
 
 def _check_batch(message: service_pb2.EnrichStreamRequest) -> None:

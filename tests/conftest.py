@@ -2,4 +2,6 @@
 
 import importlib.util
 
-pytest_plugins = ["tests.fixtures.sidecar"] if importlib.util.find_spec("pydantic") else []
+_OF_THE_SIDECAR = ["tests.fixtures.sidecar", "tests.fixtures.command"]
+
+pytest_plugins = _OF_THE_SIDECAR if importlib.util.find_spec("pydantic") else []

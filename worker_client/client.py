@@ -220,10 +220,10 @@ class RoutingHintClient:
             facts=facts,
             engine=engine,
             known_rank=known_rank if is_rank_valid(known_rank, engine) else None,
+            policy=policy,
             key=key,
             reply=loop.create_future(),
             asked_at_s=loop.time(),
-            key_revision=policy.revision,
         )
 
     async def _ask(self, question: Question) -> tuple[Answer, str]:
@@ -246,11 +246,8 @@ class RoutingHintClient:
         return _FORWARD, reason
 
     def _remember(self, question: Question, answer: Answer) -> None:
-        policy = self._transport.policy
-        key = question.key
-        if question.key_revision != policy.revision:
-            key = make_key(question.facts, question.engine, policy)  # the policy came while it was asked
-        self._memory.remember(key, answer, question.engine)
+        if answer.policy_revision == question.policy.revision:
+            self._memory.remember(question.key, answer, question.engine)
 
 
 class PendingPlan:

@@ -17,7 +17,7 @@ from worker_client.model import (
     Phase,
     RankDirective,
 )
-from worker_client.request import MAX_ENTRIES, MAX_RANK, RequestFacts, dig, read_text
+from worker_client.request import MAX_ENTRIES, MAX_RANK, RequestFacts, read_body, read_text
 
 _DIRECTIVES = {int(member): member for member in RankDirective if member}
 _SOURCES = {int(member): member for member in IdentitySource if member}
@@ -111,14 +111,14 @@ def _fill_identity(identity: types_pb2.Identity, facts: RequestFacts, policy: Cl
         identity.session_control.session_id = control.session_id
         identity.session_control.action = control.action
         identity.session_control.timeout = control.timeout
-    for name in policy.headers:
+    for name in (*policy.headers, *policy.passing_headers):
         if value := facts.headers.get(name):
             identity.headers[name] = value
     for name in policy.metadata:
         if value := read_text(facts.metadata.get(name), facts.notices):
             identity.metadata[name] = value
     for name in policy.body:
-        if value := read_text(dig(facts.body, name), facts.notices):
+        if value := read_body(facts.body, name, facts.notices):
             identity.body[name] = value
     identity.annotations.extend(entry for entry in facts.annotations if entry.startswith(policy.annotations))
 
@@ -158,6 +158,7 @@ def decode_policy(policy: service_pb2.ClientPolicy) -> ClientPolicy:
         metadata=tuple(policy.identity_metadata),
         body=tuple(policy.identity_body),
         annotations=tuple(policy.identity_annotations),
+        passing_headers=tuple(policy.passing_headers),
         log_plain_ids=policy.log_plain_ids,
     )
 

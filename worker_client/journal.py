@@ -16,6 +16,9 @@ from worker_client.transport import Transport
 _BY_OPERATOR = frozenset({"outside-rollout"})
 """Reasons for attaching no id that are the operator's will and nothing to warn about."""
 
+_REMARKS = frozenset({"session-final"})
+"""Notices that are no reason for anything."""
+
 
 class Journal:
     """Hears of every plan, as its `PlanListener`."""
@@ -42,7 +45,8 @@ class Journal:
                 plan.phase, plan.answer, plan.gated.profile, params, plain_ids=plain
             )
         elif plan.conversation_hash and params.applied_directive is not RankDirective.PLACE:
-            reason = params.reason or next(iter(plan.answer.notices), "")
+            causes = (notice for notice in plan.answer.notices if notice not in _REMARKS)
+            reason = params.reason or next(causes, "")
             reason = reason or explain_unattached(plan.gated.profile)
             self._stats.count("id_not_attached", reason)
             if plan.gated.is_affinity_wanted and reason not in _BY_OPERATOR:

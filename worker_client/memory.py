@@ -8,7 +8,7 @@ from hashlib import blake2b
 from worker_client.engine import EngineProfile
 from worker_client.lru import LruMap
 from worker_client.model import AdpRouter, Answer, ClientPolicy, Decision, Origin, RankDirective
-from worker_client.request import RequestFacts, dig, read_text
+from worker_client.request import RequestFacts, read_body, read_text
 
 MemoryKey = bytes
 
@@ -85,6 +85,6 @@ def _key_parts(facts: RequestFacts, engine: EngineProfile, policy: ClientPolicy)
         control and control.session_id,
         [(name, value) for name in policy.headers if (value := facts.headers.get(name))],
         [(name, value) for name in policy.metadata if (value := read_text(facts.metadata.get(name), []))],
-        [(name, value) for name in policy.body if (value := read_text(dig(facts.body, name), []))],
+        [(name, value) for name in policy.body if (value := read_body(facts.body, name, []))],
         [entry for entry in facts.annotations if entry.startswith(policy.annotations)],
     )

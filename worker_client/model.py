@@ -157,7 +157,8 @@ class ClientPolicy:
         local_sources: carriers that the client may resolve alone, in order.
         scope: which ids the sidecar would derive because of their tenant.
         headers, metadata, body, annotations: names (annotations: prefixes) of the carriers that can
-            change an answer; they make the key of the client's memory and are all that is sent.
+            change an answer; they make the key of the client's memory.
+        passing_headers: names of headers that are sent as well, and change with each request.
         log_plain_ids: whether raw ids may be logged.
     """
 
@@ -172,4 +173,5 @@ class ClientPolicy:
     metadata: tuple[str, ...] = ()
     body: tuple[str, ...] = ()
     annotations: tuple[str, ...] = ()
+    passing_headers: tuple[str, ...] = ()
     log_plain_ids: bool = False

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 
 from worker_client.engine import EngineProfile
-from worker_client.memory import MemoryKey
-from worker_client.model import Answer
+from worker_client.memory import MemoryKey, make_key
+from worker_client.model import Answer, ClientPolicy
 from worker_client.request import RequestFacts
 
 _PUNCTUAL_S = 0.001
@@ -23,32 +23,42 @@ class Question:
         facts: the request.
         engine: the engine that will run it, as the gate wants it seen.
         known_rank: the rank that memory binds the conversation to.
+        policy: says which carriers go out, and so which make the key.
         key: where the answer is remembered.
         reply: gets the answer, or None where none came in time or will come; cancelled with its caller.
         asked_at_s: the loop's time when it was asked.
         seq: names it on the stream that it was sent on, 0 before it is sent.
         stream_number: that stream, counted from 1; 0 before it is sent.
         is_late: whether its caller went on without an answer.
-        key_revision: the policy that `key` was made by.
         timer: ends the wait for the answer, None before the wait.
     """
 
     facts: RequestFacts
     engine: EngineProfile
     known_rank: int | None
+    policy: ClientPolicy
     key: MemoryKey
     reply: asyncio.Future[Answer | None]
     asked_at_s: float
     seq: int = 0
     stream_number: int = 0
     is_late: bool = False
-    key_revision: str = ""
     timer: asyncio.TimerHandle | None = None
 
     @property
     def is_sent(self) -> bool:
         """Whether it went out, so that the sidecar must hear of the request's end."""
         return self.stream_number > 0
+
+    def follow(self, policy: ClientPolicy) -> None:
+        """Takes the policy by which it is sent, if that is another one than when it was asked.
+
+        An answer belongs to the carriers that were sent; under a key of others it would be given to
+        another conversation.
+        """
+        if policy is not self.policy:
+            self.policy = policy
+            self.key = make_key(self.facts, self.engine, policy)
 
     async def wait(self, limit_s: float) -> Answer | None:
         """Returns the answer, or None if none came within `limit_s` or none will.

@@ -213,6 +213,15 @@ def read_text(value: object, notices: list[str]) -> str:
     return _TextReader(notices).read(value)
 
 
+def read_body(body: object, path: str, notices: list[str]) -> str:
+    """Returns a field of the body as text; empty where it is none or can't be carried, noting the latter.
+
+    A field that is an object, such as OpenAI's `conversation` in its longer form, holds its text deeper.
+    """
+    value = dig(body, path)
+    return "" if isinstance(value, Mapping) else read_text(value, notices)
+
+
 def _read_phase(phase: object, has_prefill_result: bool) -> Phase:
     known = _PHASES.get(phase, Phase.UNSPECIFIED) if isinstance(phase, int) else Phase.UNSPECIFIED
     if known is Phase.DECODE and not has_prefill_result:

@@ -356,6 +356,7 @@ class Transport:
         self._waiting[question.seq] = question
 
     def _fill(self, message: service_pb2.EnrichRequest, question: Question, policy: ClientPolicy) -> None:
+        question.follow(policy)
         codec.fill_request(
             message,
             question.facts,

@@ -9,7 +9,8 @@ from bench.workload import ENGINE, Leg
 from routing_hints.v1 import service_pb2
 from sidecar.answer_codec import encode_answer, encode_client_policy
 from sidecar.enrich import decide
-from sidecar.policy import Policy, compile_policy
+from sidecar.policy import Policy
+from sidecar.policy_compiler import compile_policy
 from sidecar.request_codec import decode_query
 from worker_client import codec
 from worker_client.request import read_request
@@ -34,7 +35,7 @@ class Exchange:
 def encode_exchanges(legs: Iterable[Leg]) -> list[Exchange]:
     """Returns what the real codecs of both sides make of these legs."""
     compiled = compile_policy(Policy())
-    policy = codec.decode_policy(encode_client_policy(compiled))
+    policy = codec.decode_policy(encode_client_policy(compiled.view))
     engine_pb = codec.encode_engine(ENGINE)
     exchanges = []
     for leg in legs:

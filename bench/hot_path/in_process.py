@@ -13,7 +13,8 @@ from bench.hot_path.exchange import encode_exchanges
 from bench.workload import Leg, Workload
 from sidecar.enrich import decide
 from sidecar.model import Query
-from sidecar.policy import Policy, compile_policy
+from sidecar.policy import Policy
+from sidecar.policy_compiler import compile_policy
 from sidecar.request_codec import decode_query
 from worker_client.request import read_request
 

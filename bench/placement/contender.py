@@ -22,7 +22,8 @@ from sidecar.model import (
     RankDirective,
 )
 from sidecar.placement.placement import Placement, Ticket
-from sidecar.policy import Policy, compile_policy
+from sidecar.policy import Policy
+from sidecar.policy_compiler import compile_policy
 
 _STREAM = 1
 

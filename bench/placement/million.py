@@ -24,7 +24,8 @@ from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
 from sidecar.counters import Counters
 from sidecar.enrich import apply_placement, decide
 from sidecar.placement.placement import Placement, Ticket
-from sidecar.policy import Policy, compile_policy
+from sidecar.policy import Policy
+from sidecar.policy_compiler import compile_policy
 from sidecar.request_codec import decode_query
 
 CONVERSATIONS = 1_000_000

@@ -1,1 +1,1 @@
-"""The subcommands that look into a running sidecar, one module each."""
+"""The subcommands of `routing-hint-sidecar`, one module each."""

@@ -61,6 +61,19 @@ class Connection:
 
 def add_connection_options(command: _CommandT) -> _CommandT:
     """Gives a command the options of `make_connection`."""
+    help_text = (
+        f"unix:///path or tcp://host:port.  [default: ${TARGET_VARIABLE}, else the first address "
+        f"of $ROUTING_HINTS_LISTEN, else {DEFAULT_LISTEN}]"
+    )
+    return _add_options(command, help_text)
+
+
+def add_optional_connection_options(command: _CommandT) -> _CommandT:
+    """Gives the same options to a command that asks nobody unless it is told whom."""
+    return _add_options(command, "Ask the sidecar at unix:///path or tcp://host:port.")
+
+
+def _add_options(command: _CommandT, target_help: str) -> _CommandT:
     for option in (
         click.option("--tls-key", metavar="FILE", help="Our key (PEM)."),
         click.option("--tls-cert", metavar="FILE", help="Our certificate (PEM), where one is asked for."),
@@ -68,12 +81,7 @@ def add_connection_options(command: _CommandT) -> _CommandT:
         click.option(
             "--timeout-s", default=DEFAULT_TIMEOUT_S, show_default=True, help="Longest wait for an answer."
         ),
-        click.option(
-            "--target",
-            metavar="ADDRESS",
-            help=f"unix:///path or tcp://host:port.  [default: ${TARGET_VARIABLE}, else the first address "
-            f"of $ROUTING_HINTS_LISTEN, else {DEFAULT_LISTEN}]",
-        ),
+        click.option("--target", metavar="ADDRESS", help=target_help),
     ):
         command = option(command)
     return command

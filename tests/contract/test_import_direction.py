@@ -67,7 +67,26 @@ def test_only_the_edge_of_the_client_imports_generated_code() -> None:
     assert importers <= CONTRACT_IMPORTERS
 
 
-DECISION = ("carrier", "compiled", "conversation", "counters", "directive", "enrich", "identity", "model")
+DECISION = (
+    "baggage_carrier",
+    "body_carrier",
+    "carrier",
+    "catalogue",
+    "codex_carrier",
+    "compiled",
+    "conversation",
+    "counters",
+    "directive",
+    "enrich",
+    "group",
+    "guard",
+    "header_carrier",
+    "identity",
+    "json_text",
+    "model",
+    "session_id",
+    "structured_carrier",
+)
 
 
 @pytest.mark.parametrize("pattern", [*(f"{module}.py" for module in DECISION), "placement/*.py"])
@@ -78,13 +97,16 @@ def test_decision_is_plain_python(pattern: str) -> None:
     roots = set().union(*map(imported_roots, paths))
     assert roots <= {
         "__future__",
+        "base64",
         "collections",
         "dataclasses",
         "enum",
         "hashlib",
         "itertools",
+        "json",
         "re",
         "sidecar",
         "types",
         "typing",
+        "urllib",
     }

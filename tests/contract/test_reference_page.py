@@ -15,6 +15,9 @@ TOKEN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 OTHER_WORDS = re.compile(
     r"x-[a-z-]+|rh1-log|rh1-rank|rh1-rollout|rh1-policy|routing-hint.*|local-rule|grpc-|kind-|not-honoured|bad-rank"
     r"|session-control|parent-session|parent-trajectory|utf-8|drain-timeout-s|(socket|tls|metrics)-[a-z-]+|max-remembered"
+    # Names of headers, keys, carriers and profiles: docs/identity.md and the default policy have them.
+    r"|thread-id|session-id|conversation-id|request-id|claude-code|nemo-relay|trtllm-serve|print-default"
+    r"|print-policy|conversation-id"
 )
 
 

@@ -315,3 +315,26 @@ async def test_ending_a_conversation_forgets_it_everywhere(
         await admin.GetConversation(admin_pb2.GetConversationRequest(**name))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert (await hints.Enrich(_ask())).decision == NEW
+
+
+async def test_a_last_request_ends_the_binding_when_it_finishes(
+    hints: service_pb2_grpc.RoutingHintsServiceStub, admin: admin_pb2_grpc.RoutingHintsAdminServiceStub
+) -> None:
+    """The table forgets the conversation with the Finish of the request that said so, and not before."""
+
+    async def list_known() -> list[str]:
+        page = await admin.ListConversations(admin_pb2.ListConversationsRequest())
+        return [conversation.conversation_hash for conversation in page.conversations]
+
+    stream = Stream(hints)
+    final = {"x-session-id": CONVERSATION, "x-dynamo-session-final": "true"}
+    (first,) = await stream.send(_ask())
+    (last,) = await stream.send(_ask(identity=types_pb2.Identity(headers=final)), finishes=(_end(first),))
+    assert (last.decision, "session-final" in last.notices) == (RETAINED, True)
+    assert await list_known() == [HASH]
+    (other,) = await stream.send(_ask("another"), finishes=(_end(last),))
+    assert await list_known() == [other.conversation_hash]
+    stats = await admin.GetStats(admin_pb2.GetStatsRequest())
+    ended = [(dict(c.labels), c.value) for c in stats.counters if c.name == "ended_conversations"]
+    assert ended == [({"known": "true"}, 1)]
+    stream.close()

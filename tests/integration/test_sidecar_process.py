@@ -6,8 +6,6 @@ import json
 import signal
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
+from tests.fixtures.command import RunCommand
 from tests.fixtures.sidecar import SidecarProcess, block_in_write
 
 _POLICIES = Path(__file__).parents[1] / "data" / "policies"
@@ -26,24 +25,6 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _TENANT = "tenant-that-nobody-may-read"
 
 Start = Callable[..., SidecarProcess]
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def run_command(sidecar_environment: dict[str, str]) -> Run:
-    """Runs the command to its end."""
-
-    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "sidecar", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-            env={**sidecar_environment, **variables},
-        )
-
-    return run
 
 
 @asynccontextmanager
@@ -175,7 +156,7 @@ def test_a_killed_sidecars_socket_is_replaced(start_sidecar_process: Start) -> N
     assert start_sidecar_process().process.poll() is None
 
 
-def test_a_live_sidecars_socket_is_refused(start_sidecar_process: Start, run_command: Run) -> None:
+def test_a_live_sidecars_socket_is_refused(start_sidecar_process: Start, run_command: RunCommand) -> None:
     """The second process says so and leaves the first alone."""
     first = start_sidecar_process()
     done = run_command("serve", "--listen", f"unix://{first.socket_path}")
@@ -184,7 +165,7 @@ def test_a_live_sidecars_socket_is_refused(start_sidecar_process: Start, run_com
     assert first.socket_path.exists()
 
 
-def test_a_taken_port_is_refused(run_command: Run) -> None:
+def test_a_taken_port_is_refused(run_command: RunCommand) -> None:
     """The message says so in words, without grpc's own lines."""
     with socket.create_server(("127.0.0.1", 0)) as live:
         address = f"tcp://127.0.0.1:{live.getsockname()[1]}"
@@ -192,7 +173,7 @@ def test_a_taken_port_is_refused(run_command: Run) -> None:
     assert (done.returncode, done.stderr) == (2, f"listen: {address}: the port is taken\n")
 
 
-def test_a_missing_folder_is_refused(run_command: Run, socket_folder: Path) -> None:
+def test_a_missing_folder_is_refused(run_command: RunCommand, socket_folder: Path) -> None:
     """The folder of the socket is not made silently."""
     done = run_command("serve", "--listen", f"unix://{socket_folder}/absent/s")
     assert done.returncode == 2
@@ -201,7 +182,7 @@ def test_a_missing_folder_is_refused(run_command: Run, socket_folder: Path) -> N
 
 @pytest.mark.parametrize("path", sorted(_POLICIES.iterdir()), ids=lambda path: path.stem)
 def test_a_bad_policy_keeps_the_sidecar_from_starting(
-    run_command: Run, path: Path, socket_folder: Path
+    run_command: RunCommand, path: Path, socket_folder: Path
 ) -> None:
     """Each fault is a line, no traceback, exit code 2."""
     done = run_command("serve", "--listen", f"unix://{socket_folder}/s", "--policy", str(path))
@@ -211,7 +192,7 @@ def test_a_bad_policy_keeps_the_sidecar_from_starting(
     assert all(": " in line for line in done.stderr.splitlines())
 
 
-def test_all_faults_come_at_once(run_command: Run, socket_folder: Path) -> None:
+def test_all_faults_come_at_once(run_command: RunCommand, socket_folder: Path) -> None:
     """Addresses, options, policy and what stands in the way, in one run."""
     done = run_command(
         "serve",
@@ -233,7 +214,7 @@ def test_all_faults_come_at_once(run_command: Run, socket_folder: Path) -> None:
     ]
 
 
-def test_the_version_is_shown(run_command: Run) -> None:
+def test_the_version_is_shown(run_command: RunCommand) -> None:
     """`--version` names distribution and version."""
     done = run_command("--version")
     assert done.returncode == 0

@@ -101,7 +101,10 @@ async def test_explain_is_not_recorded(
     """An explanation gives the answer, every carrier and the rules, and leaves no trace."""
     explained = await hints.Explain(service_pb2.ExplainRequest(request=_request()))
     assert explained.answer.decision_id == ""
-    assert [carrier.verdict for carrier in explained.carriers] == [1, 1, 1, 1, 3]
+    verdicts = {carrier.name: carrier.verdict for carrier in explained.carriers}
+    assert verdicts.pop("header:x-session-id") == service_pb2.CARRIER_VERDICT_TAKEN
+    assert len(verdicts) > 30
+    assert set(verdicts.values()) == {service_pb2.CARRIER_VERDICT_ABSENT}
     assert explained.rules[-1] == service_pb2.RuleTrace(rule="conversation-router-engine-rank", matched=True)
     assert list((await admin.GetStats(admin_pb2.GetStatsRequest())).counters) == []
     answer = await hints.Enrich(_request())
@@ -227,7 +230,13 @@ async def test_stats_count_what_happened(
         ("decisions", *common, "directive=forward", "mode=on", "phase=prefill", "source=session_control"): 1,
         ("conversations", "phase=prefill"): 2,
         ("notices", "notice=adp-router-unknown"): 1,
+        ("identities", "carrier=header:x-session-id"): 1,
+        ("identities", "carrier=session_control.session_id"): 1,
+        ("distinct_ids", "carrier=header:x-session-id"): 1,
+        ("distinct_ids", "carrier=session_control.session_id"): 1,
+        ("notices", "notice=session-final"): 1,
         ("final_requests",): 1,
+        ("ended_conversations", "known=false"): 1,
         ("failed_calls", "code=invalid_argument"): 1,
         ("streams",): 1,
         ("refused_items", "code=invalid_argument"): 1,

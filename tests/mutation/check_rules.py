@@ -54,11 +54,15 @@ def run_rows_of(folder: Path) -> int:
 async def run_rows() -> int:
     """Runs the rows in this process, the contract's codecs included; returns 1 at the first that fails."""
     from routing_hints.v1 import service_pb2
+    from sidecar.census import Census
     from sidecar.counters import Counters
     from sidecar.decider import Decider
+    from sidecar.guard import OneShotGuard
+    from sidecar.identity_watch import IdentityWatch
+    from sidecar.lifecycle import Lifecycle
     from sidecar.placement.placement import Placement
     from sidecar.policy import Policy
-    from sidecar.policy_file import PolicyHolder, activate
+    from sidecar.policy_holder import PolicyHolder, activate
     from sidecar.recorder import Recorder
     from tests.fixtures.captures import load_rows
     from tests.fixtures.rows import affinity_of, list_differences
@@ -69,10 +73,23 @@ async def run_rows() -> int:
 
     for row in load_rows():
         holder = PolicyHolder(activate(Policy.model_validate(row.get("policy") or {})))
-        sent = ClientPolicy(headers=holder.current.compiled.identity_headers)
+        view = holder.current.view
+        sent = ClientPolicy(
+            headers=view.headers, metadata=view.metadata, body=view.body, annotations=view.annotations
+        )
         counters = Counters()
         placement = Placement(time.monotonic, counters, lambda phase: None)
-        decider = Decider(holder, placement, Recorder(time.time), counters)
+        decider = Decider(
+            holder,
+            placement,
+            Recorder(time.time),
+            counters,
+            Census(counters),
+            IdentityWatch(OneShotGuard(time.monotonic), counters),
+            Lifecycle(placement, counters),
+            lambda seconds: None,
+            None,
+        )
 
         def answer(
             facts: RequestFacts, engine: EngineProfile, decider: Decider = decider, sent: ClientPolicy = sent

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.conversation import hash_conversation, make_conversation_id
+from sidecar.conversation import IdForm, Naming, hash_conversation, make_conversation_id
 from sidecar.model import IdScope
 
 _CONTRACT = Path(__file__).parents[3] / "docs" / "contract.md"
@@ -37,8 +37,8 @@ def test_ids_and_hashes_equal_the_contracts_vectors(vector: dict[str, Any]) -> N
     made = make_conversation_id(
         _text(vector, "session_id"),
         vector["tenant"],
-        _SCOPES[vector["scope"]],
-        derive_always=vector["ids"] == "derive_always",
+        Naming(_SCOPES[vector["scope"]], IdForm(vector["ids"])),
+        vector.get("run_id", ""),
     )
     assert made == _text(vector, "conversation_id")
     assert hash_conversation(made) == vector["conversation_hash"]
@@ -55,20 +55,20 @@ def test_the_document_has_enough_vectors() -> None:
 )
 def test_control_characters_are_derived(character: str) -> None:
     """The fixed list of characters never reaches an engine."""
-    made = make_conversation_id(f"a{character}b", "", IdScope.WEAK, derive_always=False)
+    made = make_conversation_id(f"a{character}b", "", Naming())
     assert re.fullmatch("rh1-[0-9a-f]{32}", made)
 
 
 @pytest.mark.parametrize("character", [" ", "~", "\xa0", "\xad", "\u2027", "\u202a", "\u200b", "\U0010ffff"])
 def test_other_characters_pass(character: str) -> None:
     """A character beside the fixed list leaves the id verbatim."""
-    assert make_conversation_id(f"a{character}b", "", IdScope.WEAK, derive_always=False) == f"a{character}b"
+    assert make_conversation_id(f"a{character}b", "", Naming()) == f"a{character}b"
 
 
 @pytest.mark.parametrize(("size", "derived"), [(15, True), (16, False)])
 def test_weak_scope_ends_at_sixteen_bytes(size: int, derived: bool) -> None:
     """With a tenant, 15 bytes are derived and 16 are not."""
-    made = make_conversation_id("x" * size, "tenant", IdScope.WEAK, derive_always=False)
+    made = make_conversation_id("x" * size, "tenant", Naming())
     assert made.startswith("rh1-") == derived
 
 
@@ -79,17 +79,44 @@ _pairs = st.tuples(st.text(min_size=1), st.text(min_size=1))
 def test_scoped_ids_differ_for_different_pairs(first: tuple[str, str], second: tuple[str, str]) -> None:
     """With scope `all`, two ids are equal only for equal tenants and sessions."""
     ids = [
-        make_conversation_id(session_id, tenant, IdScope.ALL, derive_always=False)
+        make_conversation_id(session_id, tenant, Naming(IdScope.ALL))
         for tenant, session_id in (first, second)
     ]
     assert (ids[0] == ids[1]) == (first == second)
 
 
-@given(st.text(min_size=1), st.text(), st.sampled_from(list(IdScope)), st.booleans())
-def test_every_id_is_safe_for_an_engine(
-    session_id: str, tenant: str, scope: IdScope, derive_always: bool
+_triples = st.tuples(st.text(), st.text(min_size=1), st.text(min_size=1))
+
+
+@given(first=_triples, second=_triples)
+def test_ids_within_runs_differ_for_different_runs(
+    first: tuple[str, str, str], second: tuple[str, str, str]
 ) -> None:
+    """Equal ids mean equal tenant, run and trajectory, and none equals an id without a run."""
+    ids = [
+        make_conversation_id(session_id, tenant, Naming(IdScope.ALL), run_id)
+        for tenant, run_id, session_id in (first, second)
+    ]
+    assert (ids[0] == ids[1]) == (first == second)
+    tenant, run_id, session_id = first
+    assert ids[0] != make_conversation_id(session_id, tenant, Naming(IdScope.ALL))
+    assert ids[0] != make_conversation_id(session_id, run_id, Naming(IdScope.ALL))
+
+
+@given(st.text(min_size=1), st.text())
+def test_unchanged_ids_are_what_came(session_id: str, tenant: str) -> None:
+    """The form of native TensorRT-LLM changes nothing."""
+    assert make_conversation_id(session_id, tenant, Naming(IdScope.OFF, IdForm.UNCHANGED)) == session_id
+
+
+@given(
+    st.text(min_size=1),
+    st.text(),
+    st.sampled_from(list(IdScope)),
+    st.sampled_from([IdForm.VERBATIM, IdForm.DERIVE_ALWAYS]),
+)
+def test_every_id_is_safe_for_an_engine(session_id: str, tenant: str, scope: IdScope, form: IdForm) -> None:
     """No id is longer than 256 bytes or has a control character."""
-    made = make_conversation_id(session_id, tenant, scope, derive_always=derive_always)
+    made = make_conversation_id(session_id, tenant, Naming(scope, form))
     assert 0 < len(made.encode()) <= 256
     assert not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", made)

@@ -20,7 +20,7 @@ from sidecar.model import (
     RankSource,
     RequestKind,
 )
-from sidecar.policy import compile_policy
+from sidecar.policy_compiler import compile_policy
 from sidecar.policy_file import parse_policy
 
 FORWARD, WITHHOLD, PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar import model
+from sidecar.answer_codec import encode_explanation
 from sidecar.compiled import CompiledPolicy
 from sidecar.enrich import decide, explain
-from sidecar.model import AgentContext, Engine, Identity, Phase, Query, SessionControl
-from sidecar.policy import compile_policy
+from sidecar.model import AgentContext, CarrierVerdict, Engine, Identity, Phase, Query, SessionControl
+from sidecar.policy_compiler import compile_policy
 from sidecar.policy_file import parse_policy
 
 _ENGINE = Engine(
@@ -151,14 +152,48 @@ def test_two_spellings_of_a_header_do_not_depend_on_their_order() -> None:
 
 
 _texts = st.text(max_size=40) | st.sampled_from(["null", "1", "rh1-0", " a ", "a\nb", "x" * 300])
-_headers = st.dictionaries(
-    _texts
-    | st.sampled_from(
-        ["X-Session-ID", "x-session-id", "x-parent-session-id", "x-dynamo-session-id", "x-tenant-id"]
-    ),
-    _texts,
-    max_size=6,
+_BODY = (
+    "conversation",
+    "conversation.id",
+    "metadata.user_id",
+    "metadata.session_id",
+    "session_id",
+    "prompt_cache_key",
+    "user",
 )
+# What only some carriers look into: JSON, broken JSON, baggage, percent-encoding, base64.
+_odd_values = _texts | st.sampled_from(
+    [
+        '{"session_id": "s", "thread_id": "t", "parent_thread_id": "p"}',
+        '{"session_id": "\\ud800", "thread_id": "t", "parent_thread_id": "\\ud800"}',
+        "[" * 5_000,
+        '{"session_id": ' + "9" * 5_000 + "}",
+        "session.id=a%20b, gen_ai.conversation.id=%ff;x=y, =, ,",
+        "MTAuMC4wLjc6ODAwMA==",
+        "====",
+        "t",
+    ]
+)
+_HEADERS = (
+    "X-Session-ID",
+    "x-session-id",
+    "x-parent-session-id",
+    "x-dynamo-session-id",
+    "x-dynamo-session-final",
+    "x-tenant-id",
+    "thread-id",
+    "thread_id",
+    "session-id",
+    "x-codex-turn-metadata",
+    "X-Claude-Code-Session-Id",
+    "x-claude-code-agent-id",
+    "x-claude-code-parent-agent-id",
+    "x-nemo-relay-subagent-id",
+    "Baggage",
+    "x-correlation-id",
+    "x-own",
+)
+_headers = st.dictionaries(_texts | st.sampled_from(_HEADERS), _odd_values, max_size=6)
 _identities = st.builds(
     Identity,
     conversation_id=_texts,
@@ -166,6 +201,9 @@ _identities = st.builds(
     | st.builds(AgentContext, _texts, _texts, st.booleans(), st.just("") | _texts, _texts),
     session_control=st.none() | st.builds(SessionControl, _texts, _texts),
     headers=_headers,
+    metadata=st.dictionaries(st.just("conversation-id") | _texts, _texts, max_size=2),
+    annotations=st.lists(_texts | _texts.map("conversation_id:{}".format), max_size=2).map(tuple),
+    body=st.dictionaries(st.sampled_from(_BODY), _odd_values, max_size=3),
 )
 _engines = st.builds(
     Engine,
@@ -190,23 +228,53 @@ _queries = st.builds(
     st.just(()) | st.just(("phase",)),
 )
 _policies = st.builds(
-    "operational: {{mode: {}, rollout_percent: {}}}\nidentity: {{scope: {}, subagents: {}, ids: {}}}".format,
+    "operational: {{mode: {}, rollout_percent: {}, one_shot_guard: {}}}\nidentity: {{{}}}".format,
     st.sampled_from(["on", "shadow", "off"]),
     st.sampled_from([0, 50, 100]),
-    st.sampled_from(["off", "weak", "all"]),
-    st.sampled_from(["off", "context", "both"]),
-    st.sampled_from(["verbatim", "derive_always"]),
+    st.sampled_from(["report", "enforce"]),
+    st.sampled_from(
+        [
+            "profile: default",
+            "profile: trtllm-serve",
+            "profile: dynamo",
+            "scope: off, subagents: off",
+            "scope: all, subagents: both, prompt_cache_key: affinity",
+            "ids: derive_always, trajectory_scope: run",
+            "agent_context: affinity-only, prompt_cache_key: affinity",
+            "order: [{header: X-Own, parent_header: x-parent-session-id}, codex, conversation_id]",
+        ]
+    ),
 ).map(lambda text: compile_policy(parse_policy(text)))
+_distrusted = st.sets(st.sampled_from(["header:x-session-id", "conversation_id", "header:thread-id"]))
+
+
+@given(_queries, _policies, _distrusted)
+def test_every_request_gets_the_same_answer_each_time(
+    query: Query, policy: CompiledPolicy, distrusted: set[str]
+) -> None:
+    """The decision raises nothing, changes nothing, and agrees with its explanation."""
+    before = copy.deepcopy(query)
+    answer = decide(query, policy, distrusted)
+    assert decide(query, policy, distrusted) == answer
+    assert explain(query, policy, distrusted).answer == answer
+    assert query == before
 
 
 @given(_queries, _policies)
-def test_every_request_gets_the_same_answer_each_time(query: Query, policy: CompiledPolicy) -> None:
-    """The decision raises nothing, changes nothing, and agrees with its explanation."""
-    before = copy.deepcopy(query)
-    answer = decide(query, policy)
-    assert decide(query, policy) == answer
-    assert explain(query, policy).answer == answer
-    assert query == before
+def test_every_answer_can_be_sent(query: Query, policy: CompiledPolicy) -> None:
+    """No value of an answer or an explanation is one that protobuf refuses."""
+    message = encode_explanation(explain(query, policy))
+    assert type(message).FromString(message.SerializeToString()) == message
+
+
+@given(_queries, _policies)
+def test_explain_and_decide_agree_on_the_winner(query: Query, policy: CompiledPolicy) -> None:
+    """The carrier that Explain shows as taken is the one that the answer names, and there is one at most."""
+    explanation = explain(query, policy)
+    taken = [(t.name, t.conversation_hash) for t in explanation.carriers if t.verdict is CarrierVerdict.TAKEN]
+    answer = explanation.answer
+    assert taken == ([(answer.source_detail, answer.conversation_hash)] if answer.source_detail else [])
+    assert len(explanation.carriers) == len(policy.carriers)
 
 
 @given(_queries, _policies)
@@ -236,14 +304,15 @@ def test_case_and_order_of_headers_do_not_matter(query: Query, random: object) -
 
 @given(_queries)
 def test_only_the_named_headers_can_change_an_answer(query: Query) -> None:
-    """Dropping all headers but `identity_headers` changes nothing but the mark of the last request."""
+    """Dropping all headers but those that make the client's key changes nothing but the last one's mark."""
     policy = _policy()
     kept = {
-        name: value
-        for name, value in query.identity.headers.items()
-        if name.lower() in policy.identity_headers
+        name: value for name, value in query.identity.headers.items() if name.lower() in policy.view.headers
     }
     reduced = replace(query, identity=replace(query.identity, headers=kept))
-    assert replace(decide(query, policy), session_final=False) == replace(
-        decide(reduced, policy), session_final=False
+    answers = [decide(each, policy) for each in (query, reduced)]
+    notices = [tuple(each for each in answer.notices if each != "session-final") for answer in answers]
+    assert notices[0] == notices[1]
+    assert replace(answers[0], session_final=False, notices=()) == replace(
+        answers[1], session_final=False, notices=()
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+
 import pytest
 
 from sidecar.enrich import decide, explain
@@ -15,7 +17,7 @@ from sidecar.model import (
     Query,
     SessionControl,
 )
-from sidecar.policy import compile_policy
+from sidecar.policy_compiler import compile_policy
 from sidecar.policy_file import parse_policy
 
 _POLICY = compile_policy(parse_policy(""))
@@ -165,17 +167,16 @@ def test_other_requests_are_not_the_last(identity: Identity) -> None:
 def test_an_empty_header_is_there_and_unusable() -> None:
     """A header without a value is told apart from one that did not come."""
     traces = explain(Query(Phase.PREFILL, identity=_headers(x_session_id="")), _POLICY).carriers
-    assert [(trace.verdict, trace.reason) for trace in traces[3:]] == [
-        (CarrierVerdict.ABSENT, ""),
-        (CarrierVerdict.UNUSABLE, "blank"),
-    ]
+    seen = {trace.name: (trace.verdict, trace.reason) for trace in traces}
+    assert seen[_HEADER] == (CarrierVerdict.ABSENT, "")
+    assert seen["header:x-session-id"] == (CarrierVerdict.UNUSABLE, "blank")
 
 
 @pytest.mark.parametrize("parent_id", ["a", " a ", "", "  ", "Null"])
 def test_some_parents_are_none(parent_id: str) -> None:
     """A claim's parent is never the session itself, a blank or a placeholder."""
     identity = Identity(agent_context=AgentContext("a", parent_id))
-    claim = resolve_claim(_POLICY.carriers, identity, {})
+    claim = resolve_claim(_POLICY, identity, {})
     assert claim is not None
     assert claim.parent_id == ""
 
@@ -187,7 +188,13 @@ def test_explain_shows_every_carrier() -> None:
         session_control=SessionControl("n/a"),
         headers={"X-Dynamo-Session-Id": "conv-7f3a", "x-session-id": "1"},
     )
-    traces = explain(Query(Phase.PREFILL, identity=identity), _POLICY).carriers
+    policy = compile_policy(
+        parse_policy(
+            "identity: {order: [conversation_id, agent_context, session_control,"
+            " 'header:x-dynamo-session-id', 'header:x-session-id']}"
+        )
+    )
+    traces = explain(Query(Phase.PREFILL, identity=identity), policy).carriers
     assert [(t.name, t.verdict, t.reason, t.conversation_hash) for t in traces] == [
         ("conversation_id", CarrierVerdict.ABSENT, "", ""),
         ("agent_context.session_id", CarrierVerdict.UNUSABLE, "blank", ""),
@@ -195,3 +202,46 @@ def test_explain_shows_every_carrier() -> None:
         (_HEADER, CarrierVerdict.TAKEN, "", _HASHES["conv-7f3a"]),
         ("header:x-session-id", CarrierVerdict.OUTRANKED, "", _HASHES["1"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("identity", "name", "reason"),
+    [
+        (_headers(x_claude_code_agent_id="a"), "header:x-claude-code-agent-id", "agent-without-session"),
+        (Identity(body={"metadata.user_id": "user-4711"}), "body:metadata.user_id", "names-no-session"),
+        (_headers(baggage="session.id=%ff"), "baggage:session.id", "malformed"),
+        (_headers(x_session_id="MTAuMC4wLjc6ODAwMA=="), "header:x-session-id", "endpoint-token"),
+        (_headers(thread_id=" "), "header:thread-id", "blank"),
+    ],
+)
+def test_explain_says_why_a_value_names_nothing(identity: Identity, name: str, reason: str) -> None:
+    """The reason is the carrier's own where it knows more than that the value is blank."""
+    traces = explain(Query(Phase.PREFILL, identity=identity), _POLICY).carriers
+    assert [(t.name, t.reason) for t in traces if t.verdict is CarrierVerdict.UNUSABLE] == [(name, reason)]
+
+
+def test_a_carrier_for_affinity_only_is_refused_by_name() -> None:
+    """Explain shows that agent_context came and why it names nothing."""
+    policy = compile_policy(parse_policy("identity: {agent_context: affinity-only}"))
+    traces = explain(
+        Query(Phase.PREFILL, identity=Identity(agent_context=AgentContext("a"))), policy
+    ).carriers
+    assert (traces[1].verdict, traces[1].reason) == (CarrierVerdict.UNUSABLE, "affinity-only")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[2001:db8::1]:8000", "10.0.0.7:8000"],
+)
+def test_a_workers_address_is_no_conversation(value: str) -> None:
+    """IPv4 and IPv6, in base64; the same text in clear, or in a body, is an id like any other."""
+    encoded = b64encode(value.encode()).decode()
+    answers = [
+        decide(Query(Phase.PREFILL, identity=identity), _POLICY).source
+        for identity in (
+            _headers(x_session_id=encoded),
+            _headers(x_session_id=value),
+            Identity(body={"session_id": encoded}),
+        )
+    ]
+    assert answers == [IdentitySource.NONE, IdentitySource.HEADER, IdentitySource.BODY]

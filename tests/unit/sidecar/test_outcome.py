@@ -23,7 +23,8 @@ from sidecar.model import (
     RequestKind,
 )
 from sidecar.outcome import OutcomeLog
-from sidecar.policy import Policy, compile_policy
+from sidecar.policy import Policy
+from sidecar.policy_compiler import compile_policy
 from sidecar.recorder import Recorder
 
 _FORWARD, _WITHHOLD, _PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE

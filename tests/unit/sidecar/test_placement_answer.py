@@ -22,7 +22,7 @@ from sidecar.model import (
     RankDirective,
     RankSource,
 )
-from sidecar.policy import compile_policy
+from sidecar.policy_compiler import compile_policy
 from sidecar.policy_file import parse_policy
 
 NEW, RETAINED, MOVED, NONE = Decision.NEW, Decision.RETAINED, Decision.MOVED, Decision.NONE
@@ -89,3 +89,12 @@ def test_without_an_identity_the_key_is_empty() -> None:
 def test_only_what_is_placed_has_a_key() -> None:
     """Where the table has no say, it is not asked."""
     assert _answer(replace(_BALANCING, rank_source=RankSource.ENGINE)).placement_key is None
+
+
+def test_ids_of_a_distrusted_carrier_bind_nothing() -> None:
+    """A conversation whose id will not come again is placed by load alone, as one without an id."""
+    query = Query(Phase.PREFILL, identity=_CHILD, engine=_BALANCING)
+    policy = compile_policy(parse_policy("operational: {one_shot_guard: enforce}"))
+    answer = decide(query, policy, {"agent_context.session_id"})
+    nobody = ConversationHash("")
+    assert (answer.directive, answer.placement_key) == (PLACE, PlacementKey(nobody, nobody, ""))

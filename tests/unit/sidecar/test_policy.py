@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.conversation import IdForm, Naming
 from sidecar.fault import ConfigurationError
 from sidecar.model import IdentitySource, IdScope, Phase
-from sidecar.policy import Policy, compile_policy
+from sidecar.policy import Policy
+from sidecar.policy_compiler import compile_policy
 from sidecar.policy_file import dump_policy, load_policy, parse_policy
 
 _BAD_FILES = Path(__file__).parents[2] / "data" / "policies"
@@ -22,13 +24,21 @@ _FAULTS = {
         ("identity.scope", "'off', 'weak' or 'all'"),
         ("identity.prefer", "unknown key"),
     ],
+    "bad_headers.yaml": [
+        ("identity.order.0.header", "is empty"),
+        ("identity.order.1.header", "is no header name"),
+        ("identity.order.2.header", "names a request"),
+        ("identity.order.3.header", "is a carrier already"),
+    ],
     "boolean_mode.yaml": [("operational.mode", "'on', 'shadow' or 'off'")],
     "duplicate_carrier.yaml": [("identity.order", "occurs twice: session_control")],
     "duplicate_key.yaml": [("operational.mode", "occurs twice")],
     "empty_order.yaml": [("identity.order", "at least 1 item")],
+    "idle_setting.yaml": [("identity", "places nothing by prompt_cache_key")],
     "infinite_rollout.yaml": [("operational.rollout_percent", "finite number")],
     "misspelled_key.yaml": [("operational.rollout_precent", "unknown key")],
     "negative_rollout.yaml": [("operational.rollout_percent", "greater than or equal to 0")],
+    "next_without_a_zone.yaml": [("next_identity.effective_at", "timezone")],
     "no_date.yaml": [("policy", "is not YAML")],
     "not_a_mapping.yaml": [("policy", "must be a mapping")],
     "not_utf8.yaml": [("policy", "is not UTF-8")],
@@ -37,10 +47,11 @@ _FAULTS = {
     "python_tag.yaml": [("policy", "is not YAML")],
     "rollout_as_text.yaml": [("operational.rollout_percent", "valid number")],
     "two_documents.yaml": [("policy", "is not YAML")],
-    "unknown_carrier.yaml": [("identity.order.1", "not a carrier")],
-    "unknown_ids.yaml": [("identity.ids", "'verbatim' or 'derive_always'")],
+    "unknown_carrier.yaml": [("identity.order.1", "is no carrier")],
+    "unknown_ids.yaml": [("identity.ids", "'verbatim', 'derive_always' or 'unchanged'")],
     "unknown_level.yaml": [("operational.logging.level", "'debug', 'info', 'warning' or 'error'")],
     "unknown_part.yaml": [("metrics", "unknown key")],
+    "unknown_profile.yaml": [("identity.profile", "'default', 'trtllm-serve' or 'dynamo'")],
     "unknown_subagents.yaml": [("identity.subagents", "'off', 'context' or 'both'")],
     "unknown_when.yaml": [("operational.placement.when", "'router_rank_absent' or 'always'")],
 }
@@ -105,7 +116,7 @@ def test_equal_policies_have_equal_hashes() -> None:
 def test_the_hashes_of_the_embedded_policy_do_not_change() -> None:
     """Sidecars of one release agree; a change of these values is a change of the policy."""
     compiled = compile_policy(Policy())
-    assert (compiled.revision, compiled.identity_epoch) == ("c1ec2591db93", "49cc6871d7de")
+    assert (compiled.revision, compiled.identity_epoch) == ("6f1d128d649f", "f6c8a0291c09")
 
 
 def test_the_epoch_is_of_the_identity_part_alone() -> None:
@@ -148,14 +159,14 @@ def test_a_client_may_resolve_what_no_other_carrier_precedes(
     text: str, expected: tuple[IdentitySource, ...]
 ) -> None:
     """The local rule never decides otherwise than the sidecar would."""
-    assert compile_policy(parse_policy(text)).local_sources == expected
+    assert compile_policy(parse_policy(text)).view.local_sources == expected
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (
-            "{}",
+            "{order: ['header:x-dynamo-session-id', 'header:x-session-id']}",
             (
                 "x-dynamo-parent-session-id",
                 "x-dynamo-session-id",
@@ -164,14 +175,31 @@ def test_a_client_may_resolve_what_no_other_carrier_precedes(
                 "x-tenant-id",
             ),
         ),
-        ("{scope: off, subagents: off}", ("x-dynamo-session-id", "x-session-id")),
+        (
+            "{scope: off, subagents: off, order: ['header:x-dynamo-session-id', 'header:x-session-id']}",
+            ("x-dynamo-session-id", "x-session-id"),
+        ),
+        (
+            "{scope: off, order: [claude-code, {header: X-Own, parent_header: X-Up}]}",
+            (
+                "x-claude-code-agent-id",
+                "x-claude-code-parent-agent-id",
+                "x-claude-code-session-id",
+                "x-own",
+                "x-up",
+            ),
+        ),
+        (
+            "{scope: off, order: [codex]}",
+            ("session-id", "session_id", "thread-id", "thread_id", "x-codex-parent-thread-id"),
+        ),
         ("{scope: off, order: ['header:x-session-id']}", ("x-parent-session-id", "x-session-id")),
         ("{order: [agent_context]}", ("x-tenant-id",)),
     ],
 )
 def test_the_client_learns_which_headers_matter(text: str, expected: tuple[str, ...]) -> None:
     """Exactly the headers that can change an answer are named."""
-    assert compile_policy(parse_policy(f"identity: {text}")).identity_headers == expected
+    assert compile_policy(parse_policy(f"identity: {text}")).view.headers == expected
 
 
 def test_the_compiled_policy_holds_what_the_file_says() -> None:
@@ -188,7 +216,6 @@ def test_the_compiled_policy_holds_what_the_file_says() -> None:
     )
     assert (compiled.is_off, compiled.is_shadow, compiled.rollout_buckets) == (False, True, 50)
     assert (compiled.places_always, compiled.placement_phases) == (True, {Phase.DECODE})
-    assert compiled.scope is IdScope.ALL
+    assert compiled.naming == Naming(IdScope.ALL, IdForm.DERIVE_ALWAYS)
     assert compiled.subagent_phases == {Phase.PREFILL, Phase.AGGREGATED, Phase.DECODE}
-    assert compiled.derives_always
-    assert compiled.logs_plain_ids
+    assert compiled.view.logs_plain_ids

@@ -8,7 +8,8 @@ import pytest
 
 from sidecar.enrich import decide
 from sidecar.model import FinishReport, Phase, Query
-from sidecar.policy import Policy, compile_policy
+from sidecar.policy import Policy
+from sidecar.policy_compiler import compile_policy
 from sidecar.recorder import Recorder
 
 _ANSWER = decide(Query(Phase.PREFILL), compile_policy(Policy()))

@@ -151,6 +151,9 @@ def test_every_field_is_taken_over() -> None:
             ),
             session_control=types_pb2.SessionControl(session_id="k", action="close", timeout=2**64 - 1),
             headers={"X-Session-Id": "h"},
+            metadata={"conversation-id": "m"},
+            annotations=["a:1", "b"],
+            body={"metadata.user_id": "u"},
         ),
         engine=types_pb2.EngineProfile(
             dialect=types_pb2.ENGINE_DIALECT_DISAGGREGATED_PARAMS,
@@ -172,8 +175,11 @@ def test_every_field_is_taken_over() -> None:
         identity=model.Identity(
             conversation_id="c",
             agent_context=model.AgentContext("s", "p", True, "j", "q"),
-            session_control=model.SessionControl("k", "close"),
+            session_control=model.SessionControl("k", "close", 2**64 - 1),
             headers={"X-Session-Id": "h"},
+            metadata={"conversation-id": "m"},
+            annotations=("a:1", "b"),
+            body={"metadata.user_id": "u"},
         ),
         engine=model.Engine(
             dialect=model.EngineDialect.DISAGGREGATED_PARAMS,

@@ -153,6 +153,41 @@ def test_question_carries_what_was_read() -> None:
     assert full.HasField("known_rank")
 
 
+def test_passing_headers_are_sent() -> None:
+    """What the policy wants to hear of one request goes out beside what names the conversation."""
+    policy = decode_policy(
+        service_pb2.ClientPolicy(
+            identity_headers=["thread-id"],
+            passing_headers=["x-codex-turn-metadata", "x-dynamo-session-final"],
+        )
+    )
+    headers = {"thread-id": "t", "x-codex-turn-metadata": "{}", "x-other": "o"}
+    assert dict(encode(RequestFacts(headers=headers), policy).identity.headers) == {
+        "thread-id": "t",
+        "x-codex-turn-metadata": "{}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "sent", "notices"),
+    [
+        ({"conversation": "conv_1"}, {"conversation": "conv_1"}, []),
+        ({"conversation": {"id": "conv_1"}}, {"conversation.id": "conv_1"}, []),
+        ({"conversation": {}}, {}, []),
+        ({"conversation": ["conv_1"]}, {}, ["value-not-text-dropped"]),
+        ({"metadata": {"user_id": "u", "other": {}}}, {"metadata.user_id": "u"}, []),
+        ({"metadata": "text"}, {}, []),
+    ],
+)
+def test_fields_of_the_body_are_found_in_either_form(
+    body: dict[str, Any], sent: dict[str, str], notices: list[str]
+) -> None:
+    """A field that is an object holds its text further down, and that is nothing to note."""
+    facts = RequestFacts(body=body)
+    policy = ClientPolicy(body=("conversation", "conversation.id", "metadata.user_id"))
+    assert (dict(encode(facts, policy).identity.body), facts.notices) == (sent, notices)
+
+
 def test_odd_metadata_is_left_out() -> None:
     """One odd value must not end everybody's stream."""
     policy = ClientPolicy(metadata=("a", "b", "c"), body=("x.y",))

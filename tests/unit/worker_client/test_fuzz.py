@@ -79,7 +79,9 @@ async def test_what_a_sidecar_says_is_taken_or_left(messages: list[bytes]) -> No
     loop = asyncio.get_running_loop()
     facts = read_request(build_request(), None, phase=Phase.PREFILL)
     for _ in range(3):
-        question = Question(facts, build_profile(), None, b"k", loop.create_future(), loop.time())
+        question = Question(
+            facts, build_profile(), None, transport.policy, b"k", loop.create_future(), loop.time()
+        )
         transport.ask(question)
     asked = {item.seq for item in transport._next_batch().items}
     waiting = dict(transport._waiting)

@@ -81,6 +81,23 @@ def test_key_does_not_change_with_what_changes_each_request(changes: dict[str, A
     assert key(**changes) == key()
 
 
+def test_key_does_not_change_with_passing_headers() -> None:
+    """A header that is sent but says something about one request only is no part of the key."""
+    policy = replace(R1, passing_headers=("x-codex-turn-metadata",))
+    keys = {
+        key(policy, headers={"x-session-id": "h", "x-codex-turn-metadata": f'{{"turn_id": "{turn}"}}'})
+        for turn in range(3)
+    }
+    assert keys == {key(policy)}
+
+
+def test_key_tells_the_forms_of_a_field_apart() -> None:
+    """OpenAI's `conversation` counts as text and as an object."""
+    policy = replace(R1, body=("conversation", "conversation.id"))
+    bodies = ({"conversation": "a"}, {"conversation": {"id": "a"}}, {"conversation": {"id": "b"}}, {})
+    assert len({key(policy, body=body) for body in bodies}) == 4
+
+
 def test_value_in_another_carrier_is_another_key() -> None:
     """A policy that reads another header must not find the conversations of the one before."""
     facts = RequestFacts(headers={"a": "v"})

@@ -7,6 +7,7 @@ import time
 
 from tests.unit.worker_client.builders import build_answer, build_profile
 from worker_client import RankDirective
+from worker_client.model import ClientPolicy
 from worker_client.question import Question
 from worker_client.request import RequestFacts
 
@@ -17,7 +18,9 @@ LIMIT_S = 0.005
 def build_question() -> Question:
     """A question that was just asked."""
     loop = asyncio.get_running_loop()
-    return Question(RequestFacts(), build_profile(), None, b"k", loop.create_future(), loop.time())
+    return Question(
+        RequestFacts(), build_profile(), None, ClientPolicy(), b"k", loop.create_future(), loop.time()
+    )
 
 
 async def answer_after_turns(question: Question, turns: int) -> None:

@@ -1,0 +1,146 @@
+"""`explain`: what would become of a request, and why; by a policy file alone or by a running sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
+from sidecar.answer_codec import encode_explanation
+from sidecar.cli.connection import Connection, add_optional_connection_options, make_connection
+from sidecar.cli.exit_codes import exit_with_faults
+from sidecar.cli.explanation_text import render_explanation
+from sidecar.enrich import explain as explain_query
+from sidecar.fault import ConfigurationError
+from sidecar.policy import Policy
+from sidecar.policy_file import load_policy
+from sidecar.policy_holder import activate
+from sidecar.request_codec import FieldError, decode_query
+
+
+def _choice_of(enum_type: object, prefix: str) -> click.Choice[str]:
+    names: Sequence[str] = enum_type.keys()  # type: ignore[attr-defined]
+    lower = (name.removeprefix(prefix).lower() for name in names)
+    return click.Choice([name for name in lower if name != "unspecified"])
+
+
+@click.command()
+@click.option("--header", "-H", "headers", multiple=True, metavar="'NAME: VALUE'", help="An HTTP header.")
+@click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="An entry of Dynamo's metadata.")
+@click.option("--annotation", multiple=True, metavar="TEXT", help="One of Dynamo's annotations.")
+@click.option("--body", multiple=True, metavar="PATH=VALUE", help="A field of the body by dotted path.")
+@click.option("--conversation-id", metavar="ID", help="conversation_params.conversation_id of the body.")
+@click.option("--agent-session", metavar="ID", help="agent_context.session_id.")
+@click.option("--agent-parent", metavar="ID", help="agent_context.parent_session_id.")
+@click.option("--agent-trajectory", metavar="ID", help="agent_context.trajectory_id.")
+@click.option("--session-control", metavar="ID", help="routing.session_control.session_id.")
+@click.option("--tenant", metavar="NAME", help="Whose request it is.")
+@click.option("--phase", type=_choice_of(types_pb2.Phase, "PHASE_"), default="prefill", show_default=True)
+@click.option(
+    "--dialect",
+    type=_choice_of(types_pb2.EngineDialect, "ENGINE_DIALECT_"),
+    default="conversation_params",
+    show_default=True,
+)
+@click.option(
+    "--adp-router",
+    type=_choice_of(types_pb2.AdpRouter, "ADP_ROUTER_"),
+    default="conversation",
+    show_default=True,
+)
+@click.option("--rank-source", type=_choice_of(types_pb2.RankSource, "RANK_SOURCE_"))
+@click.option("--subagent-affinity", is_flag=True, help="The engine has `subagent_affinity_id`.")
+@click.option("--dp-size", type=click.IntRange(0, 65_536), default=0, help="Ranks of the engine.")
+@click.option("--dp-rank", type=click.IntRange(0, 65_535), help="The rank that the router chose.")
+@click.option("--policy", "policy_path", type=click.Path(path_type=Path), help="Policy file.")
+@add_optional_connection_options
+def explain(
+    headers: tuple[str, ...],
+    metadata: tuple[str, ...],
+    annotation: tuple[str, ...],
+    body: tuple[str, ...],
+    conversation_id: str | None,
+    agent_session: str | None,
+    agent_parent: str | None,
+    agent_trajectory: str | None,
+    session_control: str | None,
+    tenant: str | None,
+    phase: str,
+    dialect: str,
+    adp_router: str,
+    rank_source: str | None,
+    *,
+    subagent_affinity: bool,
+    dp_size: int,
+    dp_rank: int | None,
+    policy_path: Path | None,
+    **options: Any,
+) -> None:
+    """Show every carrier, every rule and the answer for one request.
+
+    Without --target the policy file decides, or the default policy; nothing needs to run.
+    """
+    if options["target"] and policy_path:
+        raise click.UsageError("--target answers by its own policy; leave --policy out")
+    identity = types_pb2.Identity(
+        conversation_id=conversation_id or "",
+        headers=dict(_split(text, ":", "--header") for text in headers),
+        metadata=dict(_split(text, "=", "--metadata") for text in metadata),
+        annotations=annotation,
+        body=dict(_split(text, "=", "--body") for text in body),
+    )
+    if agent_session or agent_parent or agent_trajectory:
+        identity.agent_context.session_id = agent_session or ""
+        identity.agent_context.parent_session_id = agent_parent or ""
+        identity.agent_context.trajectory_id = agent_trajectory or ""
+    if session_control:
+        identity.session_control.session_id = session_control
+    request = service_pb2.EnrichRequest(
+        phase=f"PHASE_{phase.upper()}",
+        identity=identity,
+        engine=types_pb2.EngineProfile(
+            dialect=f"ENGINE_DIALECT_{dialect.upper()}",
+            adp_router=f"ADP_ROUTER_{adp_router.upper()}",
+            rank_source=f"RANK_SOURCE_{(rank_source or 'unspecified').upper()}",
+            dp_size=dp_size,
+            subagent_affinity=subagent_affinity,
+        ),
+        hints=None if dp_rank is None else types_pb2.RoutingHints(dp_rank=dp_rank),
+        tenant=tenant or "",
+    )
+    response = (
+        _ask(make_connection(**options), request)
+        if options["target"]
+        else _explain_offline(policy_path, request)
+    )
+    click.echo(render_explanation(request, response))
+
+
+def _split(text: str, separator: str, option: str) -> tuple[str, str]:
+    name, found, value = text.partition(separator)
+    if not found or not name.strip():
+        raise click.BadParameter(f"expected a name, `{separator}` and a value", param_hint=option)
+    return name.strip(), value.removeprefix(" ")
+
+
+def _explain_offline(path: Path | None, request: service_pb2.EnrichRequest) -> service_pb2.ExplainResponse:
+    try:
+        content = Policy() if path is None else load_policy(path)
+        query = decode_query(request)
+    except ConfigurationError as error:
+        exit_with_faults(error.faults)
+    except FieldError as error:
+        raise click.ClickException(str(error)) from None
+    return encode_explanation(explain_query(query, activate(content).compiled))
+
+
+def _ask(connection: Connection, request: service_pb2.EnrichRequest) -> service_pb2.ExplainResponse:
+    with connection.open() as channel:
+        stub: Any = service_pb2_grpc.RoutingHintsServiceStub(channel)
+        response: service_pb2.ExplainResponse = stub.Explain(
+            service_pb2.ExplainRequest(request=request), timeout=connection.timeout_s
+        )
+    return response
