@@ -16,13 +16,14 @@ from worker_client.gate import GatedEngine, apply_gate
 from worker_client.journal import Journal
 from worker_client.local_rule import resolve_locally
 from worker_client.lru import LruMap
+from worker_client.mailbox import MAX_ENGINES
 from worker_client.memory import Memory, make_key
 from worker_client.model import Answer, FinishOutcome, Origin, Phase, RankDirective, RequestKind
 from worker_client.plan import Plan
 from worker_client.question import Question
 from worker_client.request import RequestFacts, read_request
 from worker_client.stats import Stats
-from worker_client.transport import MAX_ENGINES, Transport
+from worker_client.transport import Transport
 
 CLIENT_DEFECT = "client-defect"
 """Reason of a plan that a defect of this library made."""

@@ -8,7 +8,7 @@ import pytest
 import worker_client
 
 WORKER_CLIENT = Path(worker_client.__file__).parent
-CONTRACT_IMPORTERS = {"_stub.py", "codec.py", "testing.py", "transport.py", "unary.py"}
+CONTRACT_IMPORTERS = {"_stub.py", "codec.py", "mailbox.py", "testing.py", "transport.py", "unary.py"}
 OPTIONAL = "prometheus.py"
 BASE_INSTALL = {"google", "grpc", "routing_hints", "structlog", "worker_client"}
 

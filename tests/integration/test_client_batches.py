@@ -147,7 +147,7 @@ async def test_flood_of_ends_is_bounded_and_what_is_lost_is_counted(tmp_path: Pa
         transport = client._transport
         for number in range(65_536 + 3):
             transport.finish(plan.question, service_pb2.Finish(request_id=str(number)))
-        kept = transport._finishes
+        kept = transport._mailbox.finishes
         assert (len(kept), kept[-1].request_id) == (65_536, "65538")
         # The end of the request itself was the first of the queue, or has been sent already.
         assert client.stats()["finishes_lost"][""] in (3, 4)

@@ -78,13 +78,14 @@ async def test_what_a_sidecar_says_is_taken_or_left(messages: list[bytes]) -> No
     transport = Transport(ClientConfig(), stats=Stats(), announcer=Announcer(), on_answer=lambda *_: None)
     loop = asyncio.get_running_loop()
     facts = read_request(build_request(), None, phase=Phase.PREFILL)
-    for _ in range(3):
-        question = Question(
-            facts, build_profile(), None, transport.policy, b"k", loop.create_future(), loop.time()
-        )
+    questions = [
+        Question(facts, build_profile(), None, transport.policy, b"k", loop.create_future(), loop.time())
+        for _ in range(3)
+    ]
+    for question in questions:
         transport.ask(question)
-    asked = {item.seq for item in transport._next_batch().items}
-    waiting = dict(transport._waiting)
+    asked = {item.seq for item in transport._mailbox.next_batch(transport.policy).items}
+    waiting = {question.seq: question for question in questions}
     assert asked == set(waiting) == {1, 2, 3}
     named = set()
     for data in messages:
