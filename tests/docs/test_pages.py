@@ -24,10 +24,14 @@ _RUN_ELSEWHERE = ("make ", "docker ")
 
 PATH = os.pathsep.join([str(TOOLS), str(Path(sys.executable).parent), os.environ["PATH"]])
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("grpcurl", path=PATH) is None,
-    reason="grpcurl is missing; `go install github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3` makes it",
-)
+pytestmark = [
+    # Each page starts some twenty programs, one after the other.
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        shutil.which("grpcurl", path=PATH) is None,
+        reason="grpcurl is missing; `go install github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3` makes it",
+    ),
+]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/debugging.md"])
