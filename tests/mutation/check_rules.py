@@ -54,6 +54,7 @@ def run_rows_of(folder: Path) -> int:
 async def run_rows() -> int:
     """Runs the rows in this process, the contract's codecs included; returns 1 at the first that fails."""
     from routing_hints.v1 import service_pb2
+    from sidecar.census import Census
     from sidecar.counters import Counters
     from sidecar.decider import Decider
     from sidecar.placement.placement import Placement
@@ -72,7 +73,15 @@ async def run_rows() -> int:
         sent = ClientPolicy(headers=holder.current.compiled.identity_headers)
         counters = Counters()
         placement = Placement(time.monotonic, counters, lambda phase: None)
-        decider = Decider(holder, placement, Recorder(time.time), counters)
+        decider = Decider(
+            holder,
+            placement,
+            Recorder(time.time),
+            counters,
+            Census(counters),
+            observe_latency_s=lambda seconds: None,
+            tracer=None,
+        )
 
         def answer(
             facts: RequestFacts, engine: EngineProfile, decider: Decider = decider, sent: ClientPolicy = sent
