@@ -16,7 +16,7 @@ IMAGE_REQUIREMENTS ?= requirements/image.txt
 IMAGE_TEST_DIR ?= .image-test
 .DEFAULT_GOAL := help
 
-.PHONY: help setup setup-bench run test e2e e2e-old mutation demo bench bench-identity bench-guard soak soak-control lint wheel test-wheel image image-test lock-image clean
+.PHONY: help setup setup-bench run test e2e e2e-old mutation demo bench bench-identity bench-guard bench-placement bench-placement-weights bench-placement-memory soak soak-control lint wheel test-wheel image image-test lock-image clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -73,6 +73,15 @@ bench: setup-bench ## Measures the hot path beside its peers, in under five minu
 
 bench-guard: setup-bench ## Fails where the hot path costs clearly more than it did.
 	$(BIN)/python -m bench.hot_path guard
+
+bench-placement: setup-bench ## Compares placements on simulated ranks and draws docs/placement.svg; TRACE=FILE adds a trace.
+	$(BIN)/python -m bench.placement --plot docs/placement.svg $(if $(TRACE),--trace $(TRACE))
+
+bench-placement-weights: setup-bench ## Compares weights of resident tokens; TRACE=FILE adds a trace.
+	$(BIN)/python -m bench.placement --weights $(if $(TRACE),--trace $(TRACE))
+
+bench-placement-memory: setup-bench ## Sends a million conversations through a sidecar and watches its memory.
+	$(BIN)/python -m bench.placement.million
 
 soak: setup-bench ## Keeps a worker's load going while the sidecar is in trouble; SECONDS=600.
 	$(BIN)/python -m bench.soak --seconds $(SECONDS) --json $(RUN_DIR)/bench/soak.json

@@ -52,9 +52,12 @@ def run_all(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help=f"Plays this trace too, in the format of {TRACE_SOURCE}.",
 )
+@click.option(
+    "--only", multiple=True, metavar="WORKLOAD", help="Plays these alone; may be given several times."
+)
 @click.option("--weights", is_flag=True, help="Compares weights of resident tokens instead.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draws the comparison into this SVG file.")
-def main(seeds: int, trace: Path | None, weights: bool, plot: Path | None) -> None:
+def main(seeds: int, trace: Path | None, only: tuple[str, ...], weights: bool, plot: Path | None) -> None:
     """Compares placements of conversations on simulated ranks."""
     console = Console(width=_TABLE_WIDTH)
     workloads: list[Workload] = [AGENTS, *HELD_OUT]
@@ -62,6 +65,10 @@ def main(seeds: int, trace: Path | None, weights: bool, plot: Path | None) -> No
         engine = EngineShape()
         workloads.append(TraceWorkload("trace", engine, trace))
         workloads.append(TraceWorkload("trace, short of KV", replace(engine, kv_tokens=1_000_000), trace))
+    if unknown := set(only) - {workload.name for workload in workloads}:
+        raise click.BadParameter(f"no such workload: {', '.join(sorted(unknown))}")
+    if only:
+        workloads = [workload for workload in workloads if workload.name in only]
     contenders: tuple[Contender, ...] = CONTENDERS
     if weights:
         contenders = (ENGINE_DEFAULT, *map(weigh_residents, WEIGHTS))

@@ -87,8 +87,8 @@ async def run_rows() -> int:
             Census(counters),
             IdentityWatch(OneShotGuard(time.monotonic), counters),
             Lifecycle(placement, counters),
-            lambda seconds: None,
-            None,
+            observe_latency_s=lambda seconds: None,
+            tracer=None,
         )
 
         def answer(

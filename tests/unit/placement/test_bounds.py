@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from sidecar.model import Decision
@@ -126,3 +128,19 @@ def test_the_number_of_requests_in_flight_is_bounded() -> None:
         world.ask("", 1)
     assert sum(world.outstanding()) == MAX_LEASES
     assert world.counted("leases_closed") == {"expired": 10}
+
+
+def test_a_conversation_takes_half_a_kilobyte() -> None:
+    """A full table of the default size stays within 32 MiB, keys and hashes included."""
+    world = World(max_conversations=2_000)
+    world.run("warm-up")
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2_000):
+            world.ask(f"{number:016x}", tenant=f"tenant-{number}", unary=True)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(world.placement.table) == 2_000
+    assert (after - before) / 2_000 < 512
