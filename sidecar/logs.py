@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import logging
+import os
 import sys
 from typing import TextIO, cast
 
@@ -31,9 +33,24 @@ def configure_logging(settings: Logging) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
     )
+    atexit.register(_discard_unwritten, sys.stderr)
     # A library's message may hold what it choked on, so only its place passes.
     handler = _PlaceHandler(level=max(level, logging.WARNING))
     logging.basicConfig(handlers=[handler], level=handler.level, force=True)
+
+
+def _discard_unwritten(stream: TextIO) -> None:
+    """Lets the process end well although its last lines can't be written.
+
+    What is still in the stream's buffer would fail once more when the interpreter ends, and turn the exit
+    code into 120. Source: the note on SIGPIPE in Python's documentation of `signal`.
+    """
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except ValueError:
+        return  # closed already
 
 
 class _LossyStream(io.TextIOBase):
