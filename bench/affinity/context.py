@@ -85,6 +85,7 @@ class ContextEngine:
         )
         self._active: list[deque[Prefill]] = [deque() for _ in ranks]
         self._waiting: deque[Prefill] = deque()
+        self._absorbed_tokens = [0 for _ in ranks]
         self._arrival = env.event()
         env.process(self._run())
 
@@ -93,6 +94,16 @@ class ContextEngine:
         self._waiting.append(prefill)
         if not self._arrival.triggered:
             self._arrival.succeed()
+
+    def absorb(self, prefill: Prefill) -> None:
+        """Places a prompt from before the simulation and keeps its blocks; it takes no time.
+
+        The router sees the tokens absorbed so far as load, so that it spreads what it balances.
+        """
+        none = [0] * len(self._absorbed_tokens)
+        self._route([prefill], Loads(none, list(self._absorbed_tokens), self._parameters.context_max_active))
+        self._absorbed_tokens[prefill.rank] += prefill.left_tokens
+        self._caches[prefill.rank].store(prefill.prompt.blocks)
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         parameters = self._parameters
@@ -119,8 +130,12 @@ class ContextEngine:
             self._parameters.context_max_active,
         )
         batch = self._take_batch(loads.active_requests)
-        if not batch:
-            return
+        if batch:
+            self._route(batch, loads)
+            for prefill in batch:
+                self._active[prefill.rank].append(prefill)
+
+    def _route(self, batch: Sequence[Prefill], loads: Loads) -> None:
         routable = [
             RoutableRequest(
                 request_id=number,
@@ -132,7 +147,10 @@ class ContextEngine:
         ]
         for rank, placed in self._router.route(routable, loads).items():
             for entry in placed:
-                self._start(batch[entry.request_id], rank)
+                prefill = batch[entry.request_id]
+                prefill.rank = rank
+                prefill.cached_tokens = match_tokens(self._caches[rank], prefill.prompt)
+                prefill.left_tokens = len(prefill.prompt) - prefill.cached_tokens
 
     def _take_batch(self, active: Sequence[int]) -> list[Prefill]:
         """Takes what may be placed now; a request that insists on a full rank goes on waiting."""
@@ -151,12 +169,6 @@ class ContextEngine:
             (batch if len(batch) < room else kept).append(prefill)
         self._waiting = kept
         return batch
-
-    def _start(self, prefill: Prefill, rank: int) -> None:
-        prefill.rank = rank
-        prefill.cached_tokens = match_tokens(self._caches[rank], prefill.prompt)
-        prefill.left_tokens = len(prefill.prompt) - prefill.cached_tokens
-        self._active[rank].append(prefill)
 
     def _compute(self, active: deque[Prefill]) -> tuple[int, list[Prefill]]:
         """Takes one step's chunk off a rank's queue; returns its tokens and what is finished by it."""

@@ -125,7 +125,7 @@ class Trial:
                 targets[_GENERATION],
             )
             workers = [*self._context_workers, self._generation_worker]
-            self._workload.start(self._env, self._serve, self._seed, self._forget)
+            self._workload.start(self._env, self, self._seed)
             try:
                 await self._bridge.run(parameters.duration_s)
             finally:
@@ -133,7 +133,8 @@ class Trial:
                     await worker.close()
         return self._conclude(read_observations(self._context_workers, self._generation_worker, log))
 
-    def _serve(self, turn: Turn) -> Generator[simpy.Event, Any, None]:
+    def serve(self, turn: Turn) -> Generator[simpy.Event, Any, None]:
+        """See `Service.serve`."""
         arrived_s = float(self._env.now)
         instance = self._choose_instance(turn.conversation)
         worker = self._context_workers[instance]
@@ -174,7 +175,18 @@ class Trial:
             self._living[conversation.instance] += 1
         return conversation.instance
 
-    def _forget(self, conversation: Conversation) -> None:
+    def remember(self, turn: Turn) -> Generator[simpy.Event, Any, None]:
+        """See `Service.remember`; the context leg alone, whose caches decide about the prompts."""
+        instance = self._choose_instance(turn.conversation)
+        worker = self._context_workers[instance]
+        plan, conversation_id, params = yield self._bridge.call(lambda: self._ask(worker, turn))
+        prefill = Prefill(turn.prompt, conversation_id, params, self._env.event())
+        self._contexts[instance].absorb(prefill)
+        worker.end(plan, prefill.rank, prefill.cached_tokens)
+        self._last_rank[turn.conversation.name] = (instance, prefill.rank)
+
+    def forget(self, conversation: Conversation) -> None:
+        """See `Service.forget`."""
         if conversation.instance is not None:
             self._living[conversation.instance] -= 1
 

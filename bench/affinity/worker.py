@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
+from hashlib import blake2b
 from typing import Any
 
 from bench.affinity.arm import Arm, Failure
@@ -150,7 +150,7 @@ class Worker:
 
     def _choose_rank(self, key: str) -> int:
         """Returns what a router in front sends that knows nothing of this engine but its ranks."""
-        return zlib.crc32(key.encode()) % self._ranks
+        return blake2b(key.encode(), digest_size=8).digest()[0] % self._ranks
 
 
 def _make_profile(name: str, phase: Phase, ranks: int, router: str, arm: Arm) -> EngineProfile:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import simpy
@@ -18,6 +18,8 @@ from bench.placement.workload import read_trace
 
 _BLOCKS_PER_CONVERSATION = 1_000_000
 _TRACE_REQUESTS = 3_000
+_SPREAD_S = 5.0
+_REMEMBERED_TURNS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -48,23 +50,29 @@ class Turn:
     request_id: str
 
 
-Serve: TypeAlias = Callable[[Turn], Generator[simpy.Event, Any, None]]
-"""Takes a turn to the end of its answer."""
+class Service(Protocol):
+    """What takes the requests."""
+
+    def serve(self, turn: Turn) -> Generator[simpy.Event, Any, None]:
+        """Takes a turn to the end of its answer."""
+
+    def remember(self, turn: Turn) -> Generator[simpy.Event, Any, None]:
+        """Takes a turn from before the simulation: it is placed and cached, and takes no time."""
+
+    def forget(self, conversation: Conversation) -> None:
+        """Hears that a conversation is over."""
 
 
 class Workload(Protocol):
     """Gives requests to a simulation."""
 
-    def start(
-        self, env: simpy.Environment, serve: Serve, seed: int, on_end: Callable[[Conversation], None]
-    ) -> None:
+    def start(self, env: simpy.Environment, service: Service, seed: int) -> None:
         """Lets requests come; the same seed gives the same ones, however they are served.
 
         Args:
             env: the simulated time.
-            serve: takes each of them.
+            service: takes each of them.
             seed: of everything random.
-            on_end: hears of each conversation that is over.
         """
 
 
@@ -74,35 +82,30 @@ class ClosedLoop:
 
     parameters: Parameters
 
-    def start(
-        self, env: simpy.Environment, serve: Serve, seed: int, on_end: Callable[[Conversation], None]
-    ) -> None:
+    def start(self, env: simpy.Environment, service: Service, seed: int) -> None:
         """See `Workload.start`."""
         for slot in range(self.parameters.concurrency):
             rng = np.random.default_rng((seed, slot))
-            env.process(self._run_slot(env, serve, rng, slot, on_end))
+            env.process(self._run_slot(env, service, rng, slot))
 
     def _run_slot(
-        self,
-        env: simpy.Environment,
-        serve: Serve,
-        rng: np.random.Generator,
-        slot: int,
-        on_end: Callable[[Conversation], None],
+        self, env: simpy.Environment, service: Service, rng: np.random.Generator, slot: int
     ) -> Generator[simpy.Event, Any, None]:
-        yield env.timeout(on_grid(rng.uniform(0, 10)))
-        # The first conversation of a slot is met half-way, so that the ages are mixed from the start.
+        yield env.timeout(on_grid(rng.uniform(0, _SPREAD_S)))
+        # The first conversation of a slot is met half-way, so that ages are mixed and caches warm from the
+        # start; of more than its last turns nothing would be left in a cache that another does not cover.
         is_first, before = True, None
         for turns in self._make_conversations(rng, slot):
-            turns = turns[len(turns) * int(rng.integers(0, 100)) // 100 :] if is_first else turns
-            is_first = False
+            begin = int(rng.integers(0, len(turns))) if is_first else 0
             conversation = turns[0].conversation
             if conversation.parent and before is not None:
                 conversation.instance = before.instance
-            for turn in turns:
-                yield from serve(turn)
-            on_end(conversation)
-            before = conversation
+            for turn in turns[max(begin - _REMEMBERED_TURNS, 0) : begin]:
+                yield from service.remember(turn)
+            for turn in turns[begin:]:
+                yield from service.serve(turn)
+            service.forget(conversation)
+            is_first, before = False, conversation
 
     def _make_conversations(self, rng: np.random.Generator, slot: int) -> Iterator[list[Turn]]:
         """Gives one slot's conversations one after the other."""
@@ -153,18 +156,16 @@ class Trace:
     parameters: Parameters
     _records: list[Any] = field(default_factory=list)
 
-    def start(
-        self, env: simpy.Environment, serve: Serve, seed: int, on_end: Callable[[Conversation], None]
-    ) -> None:
+    def start(self, env: simpy.Environment, service: Service, seed: int) -> None:
         """See `Workload.start`; a trace does not say when a conversation is over."""
         if not self._records:
             self._records.extend(read_trace(self.path))
         rng = np.random.default_rng(seed)
         begin = int(rng.integers(0, max(len(self._records) - _TRACE_REQUESTS, 1)))
-        env.process(self._play(env, serve, rng, begin))
+        env.process(self._play(env, service, rng, begin))
 
     def _play(
-        self, env: simpy.Environment, serve: Serve, rng: np.random.Generator, begin: int
+        self, env: simpy.Environment, service: Service, rng: np.random.Generator, begin: int
     ) -> Generator[simpy.Event, Any, None]:
         parameters = self.parameters
         conversations: dict[str, Conversation] = {}
@@ -177,4 +178,4 @@ class Trace:
                 rng.lognormal(np.log(parameters.output_tokens), parameters.output_sigma)
             )
             prompt = Prompt(max(record.tokens, 1), record.blocks)
-            env.process(serve(Turn(conversation, number, prompt, output_tokens, f"r-{number}")))
+            env.process(service.serve(Turn(conversation, number, prompt, output_tokens, f"r-{number}")))
