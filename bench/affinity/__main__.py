@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +18,57 @@ from bench.affinity.parameter import Parameters, load_parameters
 from bench.affinity.plot import draw_all
 
 PARTS = ("band", "policies", "failures", "kv", "trace", "sensitivity")
+QUICK_PARTS = ("policies", "failures")
 SPEEDS = (8.0, 14.0, 20.0)
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of JSON, table and plots.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Folder of JSON, table and plots."
+)
 @click.option("--trace", type=click.Path(path_type=Path, exists=True), help="A trace in Mooncake's format.")
 @click.option("--seeds", default=5, show_default=True, help="Seeds of each row.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only these; others stay.")
-@click.option("--quick", is_flag=True, help="One seed, policies and failures, as fitted before.")
-def main(out: Path, trace: Path | None, seeds: int, parts: tuple[str, ...], quick: bool) -> None:
+@click.option("--quick", is_flag=True, help="One seed of short runs, policies and failures, nothing fitted.")
+@click.option("--report-only", is_flag=True, help="Run nothing; tables and plots of what is in the folder.")
+def main(
+    out: Path, trace: Path | None, seeds: int, parts: tuple[str, ...], quick: bool, report_only: bool
+) -> None:
     """Simulates the report's topology around real clients and sidecars."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "affinity.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not report_only:
+        _run(results, path, trace, range(1, 2 if quick else seeds + 1), parts, quick=quick)
+    text = report.write_report(results)
+    (out / "affinity.md").write_text(text, encoding="utf-8")
+    click.echo(text)
+    draw_all(results, out)
+
+
+def _run(
+    results: dict[str, Any],
+    path: Path,
+    trace: Path | None,
+    seeds: range,
+    parts: tuple[str, ...],
+    *,
+    quick: bool,
+) -> None:
+    """Fits where that has not been done, runs the parts, and saves after each trial."""
     parameters = load_parameters()
     if quick:
-        seeds, parts = 1, ("policies", "failures")
-        parameters = Fit(**results["fits"][0]).apply(parameters) if "fits" in results else parameters
-    elif "fits" not in results:
-        tried = _calibrate(parameters)
-        results["tried"] = [asdict(fit) for fit in tried]
-        results["fits"] = [asdict(fit) for fit in choose_fits(tried)]
-        _save(path, results)
-    if "fits" in results:
-        fits = [Fit(**fit) for fit in results["fits"]]
-    else:
+        parameters = replace(parameters, warm_up_s=5.0, duration_s=12.0)
+        parts = QUICK_PARTS
         fits = [Fit(parameters.context_tokens_per_s, parameters.generation_step_s, 0.0, 0.0)]
-    plans = _plan(parameters, fits, range(1, seeds + 1), trace)
+    else:
+        if "fits" not in results:
+            tried = _calibrate(parameters)
+            results["tried"] = [asdict(fit) for fit in tried]
+            results["fits"] = [asdict(fit) for fit in choose_fits(tried)]
+            _save(path, results)
+        fits = [Fit(**fit) for fit in results["fits"]]
+    plans = _plan(parameters, fits, seeds, trace)
     chosen = [part for part in parts or PARTS if part in plans]
     with Progress() as progress:
         for part in chosen:
@@ -56,11 +79,7 @@ def main(out: Path, trace: Path | None, seeds: int, parts: tuple[str, ...], quic
                 row = {"case": job.case, "arm": job.arm.name, "seed": job.seed, **outcome.as_dict()}
                 results[part].append(row)
                 progress.advance(task)
-            _save(path, results)
-    text = report.write_report(results)
-    (out / "affinity.md").write_text(text, encoding="utf-8")
-    click.echo(text)
-    draw_all(results, out)
+                _save(path, results)
 
 
 def _plan(

@@ -57,12 +57,8 @@ LEAST_TOKENS_CONTEXT = Arm("engine least_tokens, context leg", "least_tokens", "
 LEAST_TOKENS = Arm("engine least_tokens, both legs", "least_tokens", "least_tokens")
 SIDECAR_CONTEXT = Arm("sidecar, context leg", rank_source=RankSource.SIDECAR)
 SIDECAR = Arm("sidecar, both legs", rank_source=RankSource.SIDECAR, policy=LEAST_LOAD_BOTH)
-RENDEZVOUS_CONTEXT = Arm(
-    "sidecar rendezvous, context leg", rank_source=RankSource.SIDECAR, policy=RENDEZVOUS
-)
-RENDEZVOUS_ARM = Arm(
-    "sidecar rendezvous, both legs", rank_source=RankSource.SIDECAR, policy=RENDEZVOUS_BOTH
-)
+RENDEZVOUS_CONTEXT = Arm("sidecar rendezvous, context leg", rank_source=RankSource.SIDECAR, policy=RENDEZVOUS)
+RENDEZVOUS_ARM = Arm("sidecar rendezvous, both legs", rank_source=RankSource.SIDECAR, policy=RENDEZVOUS_BOTH)
 POLICIES = (
     BEFORE,
     KV_AWARE,

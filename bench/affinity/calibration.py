@@ -36,9 +36,7 @@ class Fit:
     @property
     def error(self) -> float:
         """The larger relative error against the report's "before" row."""
-        return max(
-            abs(self.p95_s / BEFORE_P95_S - 1), abs(self.requests_per_s / BEFORE_REQUESTS_PER_S - 1)
-        )
+        return max(abs(self.p95_s / BEFORE_P95_S - 1), abs(self.requests_per_s / BEFORE_REQUESTS_PER_S - 1))
 
     def apply(self, parameters: Parameters) -> Parameters:
         """Returns `parameters` with these."""

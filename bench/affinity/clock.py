@@ -1,7 +1,7 @@
 """Simulated time, shared with sidecar processes through a file.
 
-A sidecar's idle times, half-lives and cool-downs then pass as fast as the simulation, and a seed repeats a run
-exactly however busy the machine is.
+A sidecar's idle times, half-lives and cool-downs then pass as fast as the simulation, and a seed repeats a
+run exactly however busy the machine is.
 """
 
 from __future__ import annotations

@@ -65,12 +65,12 @@ def run_jobs(jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
 
 def plan_policies(parameters: Parameters, seeds: range) -> list[Job]:
     """Returns the policies side by side, on one leg and on both."""
-    return [Job("policies", "", arm, parameters, seed) for arm in arms.POLICIES for seed in seeds]
+    return [Job("policies", "", arm, parameters, seed) for seed in seeds for arm in arms.POLICIES]
 
 
 def plan_failures(parameters: Parameters, seeds: range) -> list[Job]:
     """Returns the silent failures; what they lose is held against the policies."""
-    return [Job("failures", "", arm, parameters, seed) for arm in arms.FAILURES for seed in seeds]
+    return [Job("failures", "", arm, parameters, seed) for seed in seeds for arm in arms.FAILURES]
 
 
 def plan_kv(parameters: Parameters, seeds: range) -> list[Job]:

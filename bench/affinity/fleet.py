@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -51,9 +52,11 @@ class SidecarFleet:
         policy_path.write_text(policy, encoding="utf-8")
         missing = [socket for socket in sockets.values() if socket not in self._processes]
         for socket in missing:
-            command = [sys.executable, "-m", "bench.affinity.virtual_sidecar"]
-            command += [str(socket), str(policy_path), str(self._path / "clock")]
-            self._processes[socket] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            command = [sys.executable, "-m", "bench.affinity.virtual_sidecar", str(self._path / "clock")]
+            command += ["serve", "--listen", f"unix://{socket}", "--policy", str(policy_path)]
+            self._processes[socket] = subprocess.Popen(  # noqa: S603, this module's own command
+                command, stderr=subprocess.PIPE, text=True, env=_make_environment()
+            )
         for socket in missing:
             _await_start(self._processes[socket])
         return {worker: f"unix://{socket}" for worker, socket in sockets.items()}
@@ -66,6 +69,11 @@ class SidecarFleet:
             process.communicate(timeout=_STOP_TIMEOUT_S)
         self._processes.clear()
         self._folder.cleanup()
+
+
+def _make_environment() -> dict[str, str]:
+    """Returns this process's environment without settings of a sidecar."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ROUTING_HINTS_")}
 
 
 def _await_start(process: subprocess.Popen[str]) -> None:

@@ -53,7 +53,9 @@ def read_observations(
         attached_context=_share_attached(contexts),
         attached_generation=_share_attached([generation]),
         moved=effect["moved"] / returns if returns else None,
-        warnings=tuple(sorted({line["event"] for line in lines if line["log_level"] in ("warning", "error")})),
+        warnings=tuple(
+            sorted({line["event"] for line in lines if line["log_level"] in ("warning", "error")})
+        ),
         rank_forced=any(
             line["event"] == "conversation_affinity_active"
             and line["phase"] == "prefill"

@@ -56,7 +56,9 @@ def _draw_load(rows: Sequence[dict[str, Any]], path: Path) -> None:
     cases = list(dict.fromkeys(row["case"] for row in rows))
     for name in dict.fromkeys(row["arm"] for row in rows):
         points = [find_interval(percentile(select(rows, name, case), 95)) for case in cases]
-        axes.errorbar(cases, [mean for mean, _ in points], [half for _, half in points], label=name, capsize=3)
+        axes.errorbar(
+            cases, [mean for mean, _ in points], [half for _, half in points], label=name, capsize=3
+        )
     axes.set(xlabel="speed of the trace", ylabel="TTFT p95, s", yscale="log")
     axes.legend()
     _save(figure, path)

@@ -35,7 +35,7 @@ class Outcome:
         requests_per_s: answers that were completed.
         cached_share: of all prompt tokens, those found in a context rank's KV cache.
         skew: work of each context step's busiest rank, of an even share; what lock-step waits for.
-        moved_share: of all later turns, those whose context rank (or instance) was another than the turn before.
+        moved_share: of all later turns, those that ran on another context rank than the turn before.
         requests: how many were counted.
         observed: what the workers' own metrics and logs say.
         work: tokens by rank of the first context instance in each second.

@@ -174,8 +174,6 @@ class Trace:
             at_s = on_grid((record.at_s - records[0].at_s) / self.speed)
             yield env.timeout(max(at_s - env.now, 0.0))
             conversation = conversations.setdefault(record.conversation, Conversation(record.conversation))
-            output_tokens = 2 + int(
-                rng.lognormal(np.log(parameters.output_tokens), parameters.output_sigma)
-            )
+            output_tokens = 2 + int(rng.lognormal(np.log(parameters.output_tokens), parameters.output_sigma))
             prompt = Prompt(max(record.tokens, 1), record.blocks)
             env.process(service.serve(Turn(conversation, number, prompt, output_tokens, f"r-{number}")))
