@@ -102,7 +102,7 @@ def _calibrate(parameters: Parameters) -> list[Fit]:
     with Progress() as progress:
         task = progress.add_task("calibration on before", total=None)
         tried = []
-        for fit in find_fits(parameters, range(101, 103)):
+        for fit in find_fits(parameters, range(101, 102)):
             tried.append(fit)
             progress.advance(task)
     return tried

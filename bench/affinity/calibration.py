@@ -14,9 +14,9 @@ from bench.affinity.parameter import Parameters
 BEFORE_P95_S = 8.39
 BEFORE_REQUESTS_PER_S = 46.0
 TOLERANCE = 0.05
-MAX_FITS = 8
-_RATES = (45_000.0, 52_000.0, 60_000.0, 70_000.0)
-_STEPS_S = (0.004, 0.007, 0.010, 0.014)
+MAX_FITS = 5
+_RATES = (46_000.0, 51_000.0, 56_000.0, 62_000.0)
+_STEPS_S = (0.004, 0.006, 0.008, 0.010)
 _FINE = (0.92, 0.96, 1.0, 1.04, 1.08)
 
 

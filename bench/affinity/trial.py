@@ -32,7 +32,7 @@ class Outcome:
 
     Attributes:
         ttft_s: the percentiles 0 to 100 of the time from a request to its first token.
-        requests_per_s: answers that were completed.
+        requests_per_s: answers that were completed, whenever they were asked for.
         cached_share: of all prompt tokens, those found in a context rank's KV cache.
         skew: work of each context step's busiest rank, of an even share; what lock-step waits for.
         moved_share: of all later turns, those that ran on another context rank than the turn before.
@@ -57,9 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    at_s: float
     ttft_s: float
-    ended_s: float
     prompt_tokens: int
     cached_tokens: int
 
@@ -93,6 +91,7 @@ class Trial:
         self._started: set[Conversation] = set()
         self._returns: Counter[bool] = Counter()
         self._served: list[_Served] = []
+        self._completed = 0
         self._clock_set: Any = lambda now_s: None
 
     async def run(self, fleet: SidecarFleet | None = None) -> Outcome:
@@ -148,8 +147,11 @@ class Trial:
         plan, conversation_id, params = yield self._bridge.call(lambda: self._ask(decoder, turn, result))
         first, last = self._generation.decode(turn.prompt, conversation_id, params, turn.output_tokens)
         yield first
-        ttft_s = float(self._env.now) - arrived_s
+        if arrived_s >= self._parameters.warm_up_s:
+            ttft_s = float(self._env.now) - arrived_s
+            self._served.append(_Served(ttft_s, len(turn.prompt), prefill.cached_tokens))
         yield last
+        self._completed += self._env.now >= self._parameters.warm_up_s
         decoder.end(plan, prefill.rank, prefill.cached_tokens)
         place = (instance, prefill.rank)
         before = self._last_rank.get(turn.conversation.name)
@@ -157,10 +159,6 @@ class Trial:
         if arrived_s >= self._parameters.warm_up_s:
             if before is not None:
                 self._returns[before == place] += 1
-            tokens = len(turn.prompt)
-            self._served.append(
-                _Served(arrived_s, ttft_s, float(self._env.now), tokens, prefill.cached_tokens)
-            )
 
     async def _ask(self, worker: Worker, turn: Turn, prefill: tuple[str, int, int] | None = None) -> Any:
         self._clock_set(float(self._env.now))
@@ -203,7 +201,7 @@ class Trial:
         returns = sum(self._returns.values())
         return Outcome(
             ttft_s=tuple(float(value) for value in percentiles),
-            requests_per_s=len(self._served) / counted_s,
+            requests_per_s=self._completed / counted_s,
             cached_share=sum(served.cached_tokens for served in self._served) / prompt_tokens,
             skew=busiest * parameters.context_ranks / total,
             moved_share=self._returns[False] / returns if returns else 0.0,

@@ -22,5 +22,5 @@ class _SimulatedTime:
 
 
 if __name__ == "__main__":
-    app.time = _SimulatedTime(SharedClock(Path(sys.argv[1])))  # type: ignore[assignment]
+    app.time = _SimulatedTime(SharedClock(Path(sys.argv[1])))  # type: ignore[assignment, attr-defined]
     main(sys.argv[2:])

@@ -9,19 +9,23 @@ from pathlib import Path
 
 import pytest
 
-simpy = pytest.importorskip("simpy", reason="requirements/bench.txt is not installed")
+pytest.importorskip("simpy", reason="requirements/bench.txt is not installed")
 
-from bench.affinity.bridge import Bridge  # noqa: E402
-from bench.affinity.calibration import Fit, choose_fits  # noqa: E402
-from bench.affinity.clock import SharedClock, on_grid  # noqa: E402
-from bench.affinity.context import ContextEngine, Prefill  # noqa: E402
-from bench.affinity.generation import GenerationEngine  # noqa: E402
-from bench.affinity.observation import Observed, find_flags  # noqa: E402
-from bench.affinity.parameter import Parameters, load_entries, load_parameters  # noqa: E402
-from bench.affinity.prompt import Prompt  # noqa: E402
-from bench.affinity.statistic import find_interval  # noqa: E402
-from bench.affinity.workload import ClosedLoop, Conversation, Turn  # noqa: E402
-from examples.standin_engine.params import SchedulingParams  # noqa: E402
+import simpy
+
+from bench.affinity.arm import BEFORE
+from bench.affinity.bridge import Bridge
+from bench.affinity.calibration import Fit, choose_fits
+from bench.affinity.clock import SharedClock, on_grid
+from bench.affinity.context import ContextEngine, Prefill
+from bench.affinity.generation import GenerationEngine
+from bench.affinity.observation import Observed, find_flags
+from bench.affinity.parameter import Parameters, load_entries, load_parameters
+from bench.affinity.prompt import Prompt
+from bench.affinity.statistic import find_interval
+from bench.affinity.trial import Trial
+from bench.affinity.workload import ClosedLoop, Conversation, Turn
+from examples.standin_engine.params import SchedulingParams
 
 _HEALTHY = Observed(1.0, 1.0, 0.0, (), False, {})
 
@@ -208,6 +212,24 @@ def test_requests_are_the_same_however_fast_they_are_served(parameters: Paramete
     for name, prompts in slow.items():
         assert fast[name][: len(prompts)] == prompts
         assert prompts == sorted(prompts)
+
+
+async def test_throughput_obeys_littles_law() -> None:
+    """Requests in flight are throughput times time in the system, however long that is against the window."""
+    parameters = replace(
+        load_parameters(),
+        concurrency=100,
+        warm_up_s=30.0,
+        duration_s=60.0,
+        output_sigma=0.0,
+        output_tokens=500.0,
+        generation_step_s=0.02,
+        generation_request_s=0.0,
+    )
+    outcome = await Trial(parameters, ClosedLoop(parameters), BEFORE, 1).run()
+    mean_ttft_s = sum(outcome.ttft_s) / len(outcome.ttft_s)
+    # 502 tokens, of which the first has come, at 0.02 s.
+    assert outcome.requests_per_s * (mean_ttft_s + 501 * 0.02) == pytest.approx(100, rel=0.1)
 
 
 def test_every_parameter_says_where_it_comes_from(tmp_path: Path) -> None:
