@@ -19,6 +19,7 @@ from bench.affinity.plot import draw_all
 
 PARTS = ("band", "policies", "failures", "kv", "trace", "sensitivity")
 QUICK_PARTS = ("policies", "failures")
+CALIBRATION_SEEDS = range(101, 104)
 SPEEDS = (8.0, 14.0, 20.0)
 
 
@@ -102,7 +103,7 @@ def _calibrate(parameters: Parameters) -> list[Fit]:
     with Progress() as progress:
         task = progress.add_task("calibration on before", total=None)
         tried = []
-        for fit in find_fits(parameters, range(101, 102)):
+        for fit in find_fits(parameters, CALIBRATION_SEEDS):
             tried.append(fit)
             progress.advance(task)
     return tried

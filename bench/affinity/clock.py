@@ -35,10 +35,11 @@ class SharedClock:
             self._memory = mmap.mmap(file.fileno(), _SECONDS.size)
         self._begin_s = 0.0
 
-    def begin_run(self) -> None:
-        """Lets a run begin at its time 0; the clock itself never goes back."""
+    def begin_run(self) -> int:
+        """Lets a run begin at its time 0 and returns its number; the clock itself never goes back."""
         self._begin_s += _RUN_S
         self.set(0.0)
+        return int(self._begin_s) // _RUN_S
 
     def set(self, now_s: float) -> None:
         """Sets the time since the run began."""

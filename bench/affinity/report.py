@@ -142,8 +142,10 @@ def _write_band(results: dict[str, Any]) -> str:
     within = sum(_error(fit) <= TOLERANCE for fit in results["tried"])
     lines = [
         f'{len(results["tried"])} settings of the two free parameters were tried on "before" alone;',
-        f"{within} are within {TOLERANCE:.0%} of p95 {BEFORE_P95_S} s and of "
-        f"{BEFORE_REQUESTS_PER_S:g} requests/s.",
+        (
+            f"{within} are within {TOLERANCE:.0%} of p95 {BEFORE_P95_S} s and of "
+            f"{BEFORE_REQUESTS_PER_S:g} requests/s."
+        ),
         f"Of these, {len(fits)} were run on:",
         "",
         "| tokens/s | step s | before p95 | before req/s | after p95 | after p99 | after req/s |",

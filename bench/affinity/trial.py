@@ -105,14 +105,17 @@ class Trial:
         """
         names = [f"context-{number}" for number in range(self._parameters.context_instances)]
         targets = dict.fromkeys([*names, _GENERATION], "unix:///nowhere")
+        run = 0
         if fleet is not None and self._arm.affinity is not Affinity.OFF:
             targets = fleet.start([*names, _GENERATION], self._arm.policy)
-            fleet.clock.begin_run()
+            run = fleet.clock.begin_run()
             self._clock_set = fleet.clock.set
         parameters, arm = self._parameters, self._arm
         with capture_logs() as log:
             self._context_workers = [
-                Worker(name, Phase.PREFILL, parameters.context_ranks, arm.context_router, arm, targets[name])
+                Worker(
+                    name, Phase.PREFILL, parameters.context_ranks, arm.context_router, arm, targets[name], run
+                )
                 for name in names
             ]
             self._generation_worker = Worker(
@@ -122,6 +125,7 @@ class Trial:
                 arm.generation_router,
                 arm,
                 targets[_GENERATION],
+                run,
             )
             workers = [*self._context_workers, self._generation_worker]
             self._workload.start(self._env, self, self._seed)
@@ -156,9 +160,8 @@ class Trial:
         place = (instance, prefill.rank)
         before = self._last_rank.get(turn.conversation.name)
         self._last_rank[turn.conversation.name] = place
-        if arrived_s >= self._parameters.warm_up_s:
-            if before is not None:
-                self._returns[before == place] += 1
+        if arrived_s >= self._parameters.warm_up_s and before is not None:
+            self._returns[before == place] += 1
 
     async def _ask(self, worker: Worker, turn: Turn, prefill: tuple[str, int, int] | None = None) -> Any:
         self._clock_set(float(self._env.now))

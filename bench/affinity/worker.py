@@ -51,18 +51,22 @@ class Worker:
         router: its engine's real router.
         arm: what is compared.
         target: its sidecar.
+        run: number of the run, which names this start of the engine: what the sidecar still holds of an
+            earlier run, such as requests that never ended, belongs to an engine that is gone.
 
     Attributes:
         notices: how often the plans held each notice.
     """
 
-    def __init__(self, name: str, phase: Phase, ranks: int, router: str, arm: Arm, target: str) -> None:
+    def __init__(
+        self, name: str, phase: Phase, ranks: int, router: str, arm: Arm, target: str, run: int
+    ) -> None:
         self.notices: Counter[str] = Counter()
         self._name = name
         self._phase = phase
         self._ranks = ranks
         self._arm = arm
-        self._engine = _make_profile(name, phase, ranks, router, arm)
+        self._engine = _make_profile(f"{name}-{run}", phase, ranks, router, arm)
         self._ended: list[Plan] = []
         self.client = RoutingHintClient(
             ClientConfig(
@@ -153,7 +157,7 @@ class Worker:
         return blake2b(key.encode(), digest_size=8).digest()[0] % self._ranks
 
 
-def _make_profile(name: str, phase: Phase, ranks: int, router: str, arm: Arm) -> EngineProfile:
+def _make_profile(instance_id: str, phase: Phase, ranks: int, router: str, arm: Arm) -> EngineProfile:
     is_context = phase is Phase.PREFILL
     if router == KV_AWARE:
         adp_router = AdpRouter.KV_CACHE_AWARE
@@ -166,6 +170,6 @@ def _make_profile(name: str, phase: Phase, ranks: int, router: str, arm: Arm) ->
         dialect=EngineDialect.RANK_ONLY if is_stable else EngineDialect.CONVERSATION_PARAMS,
         adp_router=adp_router,
         dp_size=ranks,
-        instance_id=name,
+        instance_id=instance_id,
         types=_TYPES,
     )
