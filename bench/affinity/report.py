@@ -148,8 +148,8 @@ def _write_band(results: dict[str, Any]) -> str:
         ),
         f"Of these, {len(fits)} were run on:",
         "",
-        "| tokens/s | step s | before p95 | before req/s | after p95 | after p99 | after req/s |",
-        "|---|---|---|---|---|---|---|",
+        "| tokens/s | step s | fitted p95 | req/s | before p95 | req/s | after p95 | p99 | req/s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     figures: dict[str, list[float]] = {"p95": [], "p99": [], "requests_per_s": []}
     for number, fit in enumerate(fits):
@@ -163,6 +163,8 @@ def _write_band(results: dict[str, Any]) -> str:
             figures[name].append(float(np.mean(values)))
         cells = [f"{fit['context_tokens_per_s']:.0f}", f"{fit['generation_step_s']:.4f}"]
         cells += [f"{fit['p95_s']:.2f}", f"{fit['requests_per_s']:.1f}"]
+        base = select(rows, BEFORE, str(number))
+        cells += [show_interval(percentile(base, 95)), show_interval([row["requests_per_s"] for row in base])]
         cells += [show_interval(values) for values in after.values()]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| after | predicted (over all fits) | report | error |", "|---|---|---|---|"]
