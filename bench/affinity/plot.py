@@ -42,7 +42,7 @@ def _draw_distribution(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def _draw_work(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, panels = plt.subplots(len(_SHOWN), 1, figsize=(7, 7), sharex=True)
     for axes, arm in zip(panels, _SHOWN, strict=True):
-        work = np.array(select(rows, arm)[0]["work"])
+        work = np.array(select(rows, arm)[0]["work"][:-1])  # the last second is not a whole one
         for rank in range(work.shape[1]):
             axes.plot(work[:, rank], label=f"rank {rank}", linewidth=0.9)
         axes.set(ylabel="tokens/s", title=arm.name)
