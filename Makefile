@@ -16,7 +16,7 @@ IMAGE_REQUIREMENTS ?= requirements/image.txt
 IMAGE_TEST_DIR ?= .image-test
 .DEFAULT_GOAL := help
 
-.PHONY: help setup setup-bench run test e2e e2e-old mutation demo bench bench-identity bench-guard bench-placement bench-placement-weights bench-placement-memory soak soak-control lint wheel test-wheel image image-test lock-image clean
+.PHONY: help setup setup-bench run test e2e e2e-old mutation demo bench bench-affinity bench-affinity-quick bench-identity bench-guard bench-placement bench-placement-weights bench-placement-memory soak soak-control lint wheel test-wheel image image-test lock-image clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -70,6 +70,12 @@ demo: setup ## Replays a captured conversation through client, sidecar and an en
 
 bench: setup-bench ## Measures the hot path beside its peers, in under five minutes.
 	$(BIN)/python -m bench.hot_path run --json $(RUN_DIR)/bench/hot-path.json
+
+bench-affinity: setup-bench ## Predicts the gain of affinity around real sidecars; TRACE=FILE adds a trace.
+	$(BIN)/python -m bench.affinity --out $(RUN_DIR)/bench/affinity $(if $(TRACE),--trace $(TRACE))
+
+bench-affinity-quick: setup-bench ## The same with one seed of short runs.
+	$(BIN)/python -m bench.affinity --quick --out $(RUN_DIR)/bench/affinity-quick
 
 bench-guard: setup-bench ## Fails where the hot path costs clearly more than it did.
 	$(BIN)/python -m bench.hot_path guard
