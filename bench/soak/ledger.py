@@ -21,7 +21,7 @@ class Ledger:
         wrong_ids: another conversation's id, or one that nobody sent.
         missing_ids: no id although a structured carrier names it, or although the client knows the
             conversation under the policy in force.
-        moved_ranks: a rank from memory that is not the one that the sidecar placed on.
+        moved_ranks: a rank from memory that is not the one that the conversation was told before.
         errors: exceptions by type.
         cancelled: requests that were cancelled on purpose.
     """
@@ -90,4 +90,5 @@ class Ledger:
         if answer.origin is Origin.SIDECAR:
             self._placed_rank[key] = answer.dp_rank
         else:
-            self.moved_ranks += answer.dp_rank != self._placed_rank.get(key)
+            # An answer that came too late for its own request is remembered and was never seen here.
+            self.moved_ranks += answer.dp_rank != self._placed_rank.setdefault(key, answer.dp_rank)
