@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import openai
+import pytest
 
 from routing_hints.v1 import types_pb2
 from tests.e2e.deployments import PIN_CONVERSATIONS, own_worker_arguments, trtllm_arguments
@@ -14,9 +15,16 @@ from tests.e2e.traffic import MODEL, ask, await_ready, converse, openai_client
 CONVERSATION = "conversation_params-1.3.0rc29"
 
 
-def test_dynamos_aggregated_handler_pins_conversations(make_stack: Callable[[], Stack]) -> None:
-    """Dynamo's third handler attaches the id too, and keeps the router's rank where there is none."""
+@pytest.fixture
+def stack(make_stack: Callable[[], Stack]) -> Iterator[Stack]:
+    """A deployment of the test's own."""
     stack = make_stack()
+    yield stack
+    stack.stop()
+
+
+def test_dynamos_aggregated_handler_pins_conversations(stack: Stack) -> None:
+    """Dynamo's third handler attaches the id too, and keeps the router's rank where there is none."""
     stack.start_frontend("--router-mode", "kv")
     stack.start_worker(
         "aggregated",
@@ -34,12 +42,10 @@ def test_dynamos_aggregated_handler_pins_conversations(make_stack: Callable[[], 
     without_identity = ask(stack)["aggregated"]
     assert without_identity.conversation_id is None
     assert without_identity.forced_rank == without_identity.rank
-    stack.stop()
 
 
-def test_unified_backend_pins_conversations(make_stack: Callable[[], Stack]) -> None:
+def test_unified_backend_pins_conversations(stack: Stack) -> None:
     """A worker on the unified backend attaches the id and withholds the rank that the router chose."""
-    stack = make_stack()
     stack.start_frontend("--router-mode", "kv", "--no-router-kv-events")
     stack.start_worker(
         "unified",
@@ -54,12 +60,10 @@ def test_unified_backend_pins_conversations(make_stack: Callable[[], Stack]) -> 
     assert len({turn.rank for turn in turns}) == 1
     without_identity = ask(stack)["unified"]
     assert without_identity.forced_rank == without_identity.rank
-    stack.stop()
 
 
-def test_http_caller_pins_by_header_and_by_body(make_stack: Callable[[], Stack]) -> None:
+def test_http_caller_pins_by_header_and_by_body(stack: Stack) -> None:
     """Without Dynamo the id comes from a header, or from `conversation_params` of the body, which wins."""
-    stack = make_stack()
     arguments = own_worker_arguments(stack.folder, "", PIN_CONVERSATIONS)
     engine_args = arguments[arguments.index("--engine-args") + 1]
     worker = stack.start_worker(
@@ -95,4 +99,3 @@ def test_http_caller_pins_by_header_and_by_body(make_stack: Callable[[], Stack])
     assert first["conversation_id"] == second["conversation_id"] == "conversation-header"
     assert first["rank"] == second["rank"]
     assert third["conversation_id"] == "conversation-body"
-    stack.stop()
