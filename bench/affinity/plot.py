@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 
 from bench.affinity.arm import BEFORE, ENGINE, SIDECAR
 from bench.affinity.report import percentile, select
-from bench.affinity.statistic import find_interval
+from bench.statistic import estimate
 
 _SHOWN = (BEFORE, ENGINE, SIDECAR)
 
@@ -55,9 +55,9 @@ def _draw_load(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4))
     cases = list(dict.fromkeys(row["case"] for row in rows))
     for name in dict.fromkeys(row["arm"] for row in rows):
-        points = [find_interval(percentile(select(rows, name, case), 95)) for case in cases]
+        points = [estimate(percentile(select(rows, name, case), 95)) for case in cases]
         axes.errorbar(
-            cases, [mean for mean, _ in points], [half for _, half in points], label=name, capsize=3
+            cases, [at.mean for at in points], [at.half_width for at in points], label=name, capsize=3
         )
     axes.set(xlabel="speed of the trace", ylabel="TTFT p95, s", yscale="log")
     axes.legend()

@@ -24,4 +24,4 @@ class Prompt(Sequence[int]):
         return self._tokens
 
     def __getitem__(self, index: object) -> int:  # type: ignore[override]
-        raise NotImplementedError
+        raise TypeError("a simulated prompt has a length and blocks, and no tokens")

@@ -11,7 +11,7 @@ import numpy as np
 from bench.affinity.arm import BEFORE, ENGINE, SIDECAR, Arm
 from bench.affinity.calibration import BEFORE_P95_S, BEFORE_REQUESTS_PER_S, TOLERANCE
 from bench.affinity.observation import Observed, find_flags
-from bench.affinity.statistic import show_interval
+from bench.statistic import estimate
 
 Row = dict[str, Any]
 REPORTED_AFTER = {"p95": 4.84, "p99": 7.12, "requests_per_s": 50.0}
@@ -49,11 +49,11 @@ def percentile(rows: Sequence[Row], number: int) -> list[float]:
 
 def _line(label: str, rows: Sequence[Row]) -> str:
     cells = [
-        *(show_interval(percentile(rows, number)) for number in (50, 95, 99)),
-        show_interval([row["requests_per_s"] for row in rows], 1),
-        show_interval([row["cached_share"] for row in rows], 3),
-        show_interval([row["skew"] for row in rows]),
-        show_interval([row["moved_share"] for row in rows]),
+        *(f"{estimate(percentile(rows, number)):.2f}" for number in (50, 95, 99)),
+        format(estimate([row["requests_per_s"] for row in rows]), ".1f"),
+        format(estimate([row["cached_share"] for row in rows]), ".3f"),
+        format(estimate([row["skew"] for row in rows]), ".2f"),
+        format(estimate([row["moved_share"] for row in rows]), ".2f"),
     ]
     return f"| {label} | {' | '.join(cells)} |"
 
@@ -72,7 +72,7 @@ def _write_policies(results: dict[str, Any]) -> str:
     for name in names:
         if name.startswith("engine"):
             gap = _subtract(select(rows, SIDECAR), select(rows, name))
-            lines.append(f"- against {name}: {show_interval(gap)} s")
+            lines.append(f"- against {name}: {estimate(gap):.2f} s")
     return "\n".join(lines)
 
 
@@ -94,10 +94,10 @@ def _write_failures(results: dict[str, Any]) -> str:
         p95 = percentile(mine, 95)
         lost = (float(np.mean(p95)) - after) / (before - after)
         cells = [
-            show_interval(p95),
+            f"{estimate(p95):.2f}",
             f"{lost:.0%}",
-            show_interval([row["cached_share"] for row in mine], 3),
-            show_interval([row["moved_share"] for row in mine]),
+            format(estimate([row["cached_share"] for row in mine]), ".3f"),
+            format(estimate([row["moved_share"] for row in mine]), ".2f"),
             _show_flags(mine),
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -164,8 +164,9 @@ def _write_band(results: dict[str, Any]) -> str:
         cells = [f"{fit['context_tokens_per_s']:.0f}", f"{fit['generation_step_s']:.4f}"]
         cells += [f"{fit['p95_s']:.2f}", f"{fit['requests_per_s']:.1f}"]
         base = select(rows, BEFORE, str(number))
-        cells += [show_interval(percentile(base, 95)), show_interval([row["requests_per_s"] for row in base])]
-        cells += [show_interval(values) for values in after.values()]
+        rates = [row["requests_per_s"] for row in base]
+        cells += [f"{estimate(percentile(base, 95)):.2f}", f"{estimate(rates):.2f}"]
+        cells += [f"{estimate(values):.2f}" for values in after.values()]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| after | predicted (over all fits) | report | error |", "|---|---|---|---|"]
     for name, values in figures.items():

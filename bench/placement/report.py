@@ -10,8 +10,8 @@ import matplotlib
 from rich.table import Table
 
 from bench.placement.contender import ENGINE_DEFAULT, LEAST_LOAD, Contender
-from bench.placement.statistic import compare, estimate
 from bench.placement.trial import Outcome
+from bench.statistic import compare, estimate
 
 Outcomes: TypeAlias = Mapping[Contender, Sequence[Outcome]]
 """By contender, one outcome per seed."""

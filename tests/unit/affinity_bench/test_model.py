@@ -22,9 +22,9 @@ from bench.affinity.generation import GenerationEngine
 from bench.affinity.observation import Observed, find_flags
 from bench.affinity.parameter import Parameters, load_entries, load_parameters
 from bench.affinity.prompt import Prompt
-from bench.affinity.statistic import find_interval
 from bench.affinity.trial import Trial
 from bench.affinity.workload import ClosedLoop, Conversation, Turn
+from bench.statistic import estimate
 from examples.standin_engine.params import SchedulingParams
 
 _HEALTHY = Observed(1.0, 1.0, 0.0, (), False, {})
@@ -253,10 +253,11 @@ def test_only_fits_within_the_tolerance_are_kept() -> None:
 
 
 def test_an_interval_is_students() -> None:
-    """1, 2, 3, 4, 5: mean 3, standard error 0.7071, t 2.776."""
-    mean, half = find_interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert mean == 3.0
-    assert half == pytest.approx(1.963, abs=0.001)
+    """1, 2, 3, 4, 5: mean 3, standard error 0.7071, t 2.776; a single value has none."""
+    of_five = estimate([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert of_five.mean == 3.0
+    assert of_five.half_width == pytest.approx(1.963, abs=0.001)
+    assert f"{estimate([2.0]):.1f}" == "2.0"
 
 
 def test_a_healthy_run_raises_no_flag() -> None:

@@ -12,9 +12,9 @@ pytest.importorskip("simpy", reason="the benchmarks' tools are not installed")
 
 from bench.placement.contender import ENGINE_DEFAULT, LEAST_LOAD, NO_AFFINITY
 from bench.placement.engine import KvCache
-from bench.placement.statistic import compare, estimate
 from bench.placement.trial import Trial
 from bench.placement.workload import AGENTS, read_trace
+from bench.statistic import compare, estimate
 
 _SMALL = replace(AGENTS, agents=16, duration_s=120.0, warm_up_s=20.0)
 
@@ -62,7 +62,7 @@ def test_a_full_cache_drops_tails_first() -> None:
 def test_intervals_are_of_differences_on_equal_seeds() -> None:
     """A constant advantage has no spread, however much the seeds differ."""
     assert estimate([1.0, 2.0, 3.0]).mean == 2
-    # Student's t for two degrees of freedom is 4.30, the standard error 1 / sqrt(3).
-    assert estimate([1.0, 2.0, 3.0]).half_width == pytest.approx(4.30 / 3**0.5)
+    # Student's t for two degrees of freedom is 4.303, the standard error 1 / sqrt(3).
+    assert estimate([1.0, 2.0, 3.0]).half_width == pytest.approx(4.303 / 3**0.5)
     against = compare([5.0, 50.0], [10.0, 100.0])
     assert (against.mean, against.half_width) == (-50, 0)

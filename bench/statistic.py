@@ -8,26 +8,29 @@ from dataclasses import dataclass
 import numpy as np
 
 # Student's t for 95 %, two-sided, by degrees of freedom.
-_T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-_T_95_BEYOND = 2.23
+_T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+_T_95_BEYOND = 2.228
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and half the width of its 95 % interval."""
+    """A mean and half the width of its 95 % interval, which is not a number for a single value."""
 
     mean: float
     half_width: float
 
     def __format__(self, spec: str) -> str:
-        return f"{self.mean:{spec}} ± {self.half_width:{spec.lstrip('+')}}"
+        mean = f"{self.mean:{spec}}"
+        return mean if np.isnan(self.half_width) else f"{mean} ± {self.half_width:{spec.lstrip('+')}}"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Returns the mean of at least two values and its interval."""
-    freedom = len(values) - 1
+    """Returns the mean of one value or more, and its interval."""
+    mean, freedom = float(np.mean(values)), len(values) - 1
+    if freedom == 0:
+        return Estimate(mean, float("nan"))
     error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return Estimate(float(np.mean(values)), _T_95.get(freedom, _T_95_BEYOND) * error)
+    return Estimate(mean, _T_95.get(freedom, _T_95_BEYOND) * error)
 
 
 def compare(values: Sequence[float], base: Sequence[float]) -> Estimate:
