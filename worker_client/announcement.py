@@ -71,12 +71,13 @@ class Announcer:
     ) -> None:
         """States the invariants, the first time per leg that a request goes out with them holding.
 
-        They hold where the id is attached and no rank is forced over it, unless the operator says that the
-        router's rank is the one to record.
+        They hold where the sidecar placed the conversation, or where the id is attached and no rank is forced
+        over it, unless the operator says that the router's rank is the one to record.
         """
         is_placed = params.applied_directive is RankDirective.PLACE
         is_forced = params.rank is not None and not is_placed
-        if not params.id_attached or (is_forced and engine.rank_source is not RankSource.ROUTER):
+        is_pinned = params.id_attached and (not is_forced or engine.rank_source is RankSource.ROUTER)
+        if not (is_placed or is_pinned):
             return
         if not self._is_first("active", phase):
             return
@@ -84,14 +85,14 @@ class Announcer:
             "phase": phase.name.lower(),
             "dialect": engine.dialect.name.lower(),
             "source": answer.source_detail,
-            "conversation_id_set": True,
+            "conversation_id_set": params.id_attached,
             "attention_dp_rank_forced": is_forced,
             "policy_revision": answer.policy_revision,
             "conversation_hash": answer.conversation_hash,
         }
         if is_placed:
             fields["rank_placed"] = True
-        if plain_ids:
+        if plain_ids and params.id_attached:
             fields["conversation_id"] = answer.conversation_id
         self._log.info("conversation_affinity_active", **fields)
 
@@ -118,13 +119,14 @@ class Announcer:
             )
 
     def announce_not_honoured(self, phase: Phase) -> None:
-        """Warns once per leg that conversations keep moving although their id is attached."""
+        """Warns once per leg that conversations keep moving although the engine is told of them."""
         if self._is_first("not-honoured", phase):
             self._log.warning(
                 "conversation_affinity_not_honoured",
                 phase=phase.name.lower(),
-                change="the engine is told the conversation and moves it all the same: check that it runs "
-                "its conversation router, and that each conversation reaches one instance",
+                change="the engine is told the conversation or its rank and moves it all the same: check "
+                "that it runs its conversation router or takes the ranks that it is sent, and that each "
+                "conversation reaches one instance",
             )
 
     def announce_bad_rank(self, reason: str) -> None:

@@ -40,11 +40,14 @@ class Journal:
             return
         if params.id_attached:
             self._stats.count("id_attached", plan.phase.name.lower())
+        if not plan.conversation_hash:
+            return
+        if params.id_attached or params.applied_directive is RankDirective.PLACE:
             plain = self._transport.policy.log_plain_ids
             self._announcer.announce_active(
                 plan.phase, plan.answer, plan.gated.profile, params, plain_ids=plain
             )
-        elif plan.conversation_hash and params.applied_directive is not RankDirective.PLACE:
+        else:
             causes = (notice for notice in plan.answer.notices if notice not in _REMARKS)
             reason = params.reason or next(causes, "")
             reason = reason or explain_unattached(plan.gated.profile)
@@ -56,8 +59,10 @@ class Journal:
         """Reports the end of a request, and announces what it shows."""
         self._stats.count("finished", outcome.name.lower())
         observed = plan.observation
-        is_attached = plan.params is not None and plan.params.id_attached
-        effect = self._tracker.track(plan.phase, plan.conversation_hash, observed, is_engine_told=is_attached)
+        is_told = plan.params is not None and (
+            plan.params.id_attached or plan.applied_directive is RankDirective.PLACE
+        )
+        effect = self._tracker.track(plan.phase, plan.conversation_hash, observed, is_engine_told=is_told)
         label = f"{plan.applied_directive.name}/{plan.answer.decision.name}".lower()
         self._stats.count("effect", f"{label}/{effect.value}")
         if observed.cached_tokens is not None:
@@ -65,7 +70,7 @@ class Journal:
             self._stats.count("prompt_tokens", label, plan.facts.prompt_tokens)
         if plan.question is not None:
             self._report(plan.question, plan, outcome)
-        if not is_attached:
+        if not is_told:
             return
         if effect is Effect.SAME and observed.rank is not None:
             self._announcer.announce_confirmed(plan.phase, plan.answer, observed.rank)

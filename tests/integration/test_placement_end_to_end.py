@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from examples.standin_engine import CONVERSATION_PARAMS, RANK_ONLY, StandInLLM, install
 from tests.fixtures.rows import PATIENT_S
@@ -110,6 +111,24 @@ async def test_conversations_stay_on_their_ranks(
         assert [(params.attention_dp_rank, params.attention_dp_relax) for params in sent] == [
             (rank, True) for rank in ranks
         ]
+
+
+async def test_placement_is_said_and_confirmed_once(
+    start_sidecar_process: Callable[..., SidecarProcess],
+) -> None:
+    """The worker's log says that ranks are placed though no id is set, and that they are kept."""
+    with install(RANK_ONLY), structlog.testing.capture_logs() as lines:
+        fleet = Fleet(StandInLLM(RANK_ONLY, 4), Phase.PREFILL)
+        async with _make_client(start_sidecar_process().target) as client:
+            for _ in range(2):
+                await fleet.run_turn(client)
+    assert [line["event"] for line in lines] == [
+        "conversation_affinity_active",
+        "conversation_affinity_confirmed",
+    ]
+    active = lines[0]
+    assert (active["rank_placed"], active["conversation_id_set"]) == (True, False)
+    assert active["attention_dp_rank_forced"] is False
 
 
 async def test_without_the_sidecar_they_move() -> None:
