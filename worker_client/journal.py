@@ -13,7 +13,7 @@ from worker_client.question import Question
 from worker_client.stats import Stats
 from worker_client.transport import Transport
 
-_BY_OPERATOR = frozenset({"outside-rollout"})
+_BY_OPERATOR = frozenset({"outside-rollout", "placement-phase-off"})
 """Reasons for attaching no id that are the operator's will and nothing to warn about."""
 
 _REMARKS = frozenset({"session-final"})

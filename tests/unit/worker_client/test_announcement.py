@@ -184,6 +184,11 @@ async def test_id_that_is_wanted_and_not_attached_is_a_warning_once(
     ("answer", "engine", "config"),
     [
         (build_answer(FORWARD, notices=("outside-rollout",)), build_profile(), {}),
+        (
+            build_answer(FORWARD, notices=("placement-phase-off",)),
+            build_profile(adp_router=AdpRouter.DEFAULT),
+            {"rank_source": RankSource.SIDECAR},
+        ),
         (build_answer(FORWARD), build_profile(adp_router=AdpRouter.DEFAULT), {}),
         (build_answer(FORWARD, conversation_hash=""), build_profile(), {}),
         (
@@ -192,7 +197,7 @@ async def test_id_that_is_wanted_and_not_attached_is_a_warning_once(
             {"rank_source": RankSource.SIDECAR},
         ),
     ],
-    ids=["outside-rollout", "nobody-wants-it", "no-identity", "placed-instead"],
+    ids=["outside-rollout", "leg-not-placed-on", "nobody-wants-it", "no-identity", "placed-instead"],
 )
 async def test_id_that_nobody_misses_is_no_warning(
     answer: Answer, engine: EngineProfile, config: dict[str, Any]
