@@ -247,8 +247,16 @@ class RoutingHintClient:
         return _FORWARD, reason
 
     def _remember(self, question: Question, answer: Answer) -> None:
-        if answer.policy_revision == question.policy.revision:
+        if answer.policy_revision == question.policy.revision or self._reads_alike(question, answer):
             self._memory.remember(question.key, answer, question.engine)
+
+    def _reads_alike(self, question: Question, answer: Answer) -> bool:
+        """Returns whether the policy that came while a question was out reads no other carriers of it."""
+        policy = self._transport.policy
+        return (
+            answer.policy_revision == policy.revision
+            and make_key(question.facts, question.engine, policy) == question.key
+        )
 
 
 class PendingPlan:

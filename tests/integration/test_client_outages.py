@@ -24,7 +24,7 @@ from tests.integration.scripted_sidecar import (
     run_sidecar,
 )
 from tests.unit.worker_client.builders import build_profile, build_request
-from worker_client import ClientConfig, Origin, Phase, RoutingHintClient
+from worker_client import ClientConfig, Origin, Phase, Plan, RoutingHintClient
 
 ENGINE = build_profile()
 
@@ -183,6 +183,35 @@ async def test_policy_may_change_in_mid_stream(tmp_path: Path) -> None:
     assert [dict(item.request.identity.headers) for item in sidecar.items[:2]] == [{}, headers]
     assert (known.answer.origin, known.answer.policy_revision) == (Origin.LOCAL_RULE, "r2")
     assert stats["policy_received"] == {"": 2}
+
+
+async def _ask_across_a_change(path: Path, **names: list[str]) -> tuple[Plan, Plan]:
+    """Two requests of one conversation: the policy changes under the first, and the second is not answered."""
+
+    async def change_and_fall_silent(stream: Stream) -> None:
+        await stream.greet()
+        await stream.read()
+        second = build_policy("r2", **names)
+        await stream.write(build_answer(stream.sidecar.items[0], "r2"), policy=second)
+        while await stream.read():
+            pass
+
+    async with connect(path, change_and_fall_silent, known_timeout_s=0.01, unknown_timeout_s=0.5) as (_, client):
+        headers = {"x-session-id": "h"}
+        return await ask(client, headers=headers), await ask(client, headers=headers)
+
+
+async def test_answer_by_a_policy_that_came_under_way_is_remembered(tmp_path: Path) -> None:
+    """The new policy reads what was sent, so its answer is the conversation's."""
+    asked, again = await _ask_across_a_change(tmp_path / "s")
+    assert (asked.answer.origin, asked.answer.policy_revision) == (Origin.SIDECAR, "r2")
+    assert (again.answer.origin, again.conversation_id) == (Origin.MEMORY, asked.conversation_id)
+
+
+async def test_answer_by_a_policy_that_reads_other_carriers_is_not_remembered(tmp_path: Path) -> None:
+    """The header that it reads too was not sent, so it might have answered otherwise."""
+    asked, again = await _ask_across_a_change(tmp_path / "s", identity_headers=["x-session-id"])
+    assert (asked.answer.origin, again.answer.origin) == (Origin.SIDECAR, Origin.LOCAL_RULE)
 
 
 async def test_closing_sends_the_ends_that_are_still_unsent(tmp_path: Path) -> None:
