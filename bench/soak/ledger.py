@@ -21,7 +21,8 @@ class Ledger:
         wrong_ids: another conversation's id, or one that nobody sent.
         missing_ids: no id although a structured carrier names it, or although the client knows the
             conversation under the policy in force.
-        moved_ranks: a rank from memory that is not the one that the conversation was told before.
+        moved_ranks: a rank from memory that is not the one that the conversation was told before, under the
+            same policy: where another one kept the router's rank in between, nothing was bound any more.
         errors: exceptions by type.
         cancelled: requests that were cancelled on purpose.
     """
@@ -40,7 +41,7 @@ class Ledger:
         self._policy_number = 0
         self._revision = ""
         self._known_by: dict[_Conversation, int] = {}
-        self._placed_rank: dict[_Conversation, int] = {}
+        self._placed: dict[_Conversation, tuple[int, int]] = {}
 
     def note(
         self, plan: Plan, session_id: str, *, is_structured: bool, is_placing: bool, took_s: float
@@ -59,6 +60,7 @@ class Ledger:
         self.latencies_s.append(took_s)
         self.longest_s = max(self.longest_s, took_s)
         key = (plan.phase, session_id)
+        self._follow_policy(plan.answer.policy_revision)
         if is_placing:
             self._check_rank(plan, key)
         else:
@@ -68,13 +70,15 @@ class Ledger:
         """Drops what is known of a conversation that is over."""
         for phase in Phase:
             self._known_by.pop((phase, session_id), None)
-            self._placed_rank.pop((phase, session_id), None)
+            self._placed.pop((phase, session_id), None)
+
+    def _follow_policy(self, revision: str) -> None:
+        if revision != self._revision:
+            self._revision = revision
+            self._policy_number += 1
 
     def _check_id(self, plan: Plan, key: _Conversation, is_structured: bool) -> None:
         answer = plan.answer
-        if answer.policy_revision != self._revision:
-            self._revision = answer.policy_revision
-            self._policy_number += 1
         if answer.conversation_id is None:
             is_known = self._known_by.get(key) == self._policy_number
             self.missing_ids += is_structured or is_known
@@ -87,8 +91,11 @@ class Ledger:
         answer = plan.answer
         if answer.directive is not RankDirective.PLACE or answer.dp_rank is None:
             return
-        if answer.origin is Origin.SIDECAR:
-            self._placed_rank[key] = answer.dp_rank
+        told = (self._policy_number, answer.dp_rank)
+        # An answer that came too late for its own request is remembered and was never seen here.
+        placed = self._placed.get(key)
+        is_comparable = placed is not None and placed[0] == self._policy_number
+        if answer.origin is Origin.SIDECAR or not is_comparable:
+            self._placed[key] = told
         else:
-            # An answer that came too late for its own request is remembered and was never seen here.
-            self.moved_ranks += answer.dp_rank != self._placed_rank.setdefault(key, answer.dp_rank)
+            self.moved_ranks += told != placed

@@ -186,7 +186,7 @@ async def test_policy_may_change_in_mid_stream(tmp_path: Path) -> None:
 
 
 async def _ask_across_a_change(path: Path, **names: list[str]) -> tuple[Plan, Plan]:
-    """Two requests of one conversation: the policy changes under the first, and the second is not answered."""
+    """Two requests of one conversation: the policy changes under the first, the second gets no answer."""
 
     async def change_and_fall_silent(stream: Stream) -> None:
         await stream.greet()
@@ -196,7 +196,10 @@ async def _ask_across_a_change(path: Path, **names: list[str]) -> tuple[Plan, Pl
         while await stream.read():
             pass
 
-    async with connect(path, change_and_fall_silent, known_timeout_s=0.01, unknown_timeout_s=0.5) as (_, client):
+    async with connect(path, change_and_fall_silent, known_timeout_s=0.01, unknown_timeout_s=0.5) as (
+        _,
+        client,
+    ):
         headers = {"x-session-id": "h"}
         return await ask(client, headers=headers), await ask(client, headers=headers)
 
