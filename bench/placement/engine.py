@@ -72,6 +72,10 @@ class Work:
     busiest_tokens: int = 0
 
 
+class OverfullRankError(Exception):
+    """A router put more on a rank than its hard cap allows, which no engine does."""
+
+
 class Engine:
     """Takes requests and computes them.
 
@@ -146,6 +150,8 @@ class Engine:
                 self._start(batch[entry.request_id], rank)
 
     def _start(self, request: Request, rank: int) -> None:
+        if len(self._active[rank]) >= self._shape.max_active:
+            raise OverfullRankError(f"rank {rank} has {self._shape.max_active} requests already")
         cached = min(self._caches[rank].match(request.blocks) * BLOCK_TOKENS, request.prompt_tokens - 1)
         request.rank, request.cached_tokens = rank, cached
         request.left_tokens = request.prompt_tokens - cached

@@ -10,13 +10,23 @@ import pytest
 
 pytest.importorskip("simpy", reason="the benchmarks' tools are not installed")
 
-from bench.placement.contender import ENGINE_DEFAULT, LEAST_LOAD, NO_AFFINITY
-from bench.placement.engine import KvCache
+from bench.placement.contender import (
+    CONTENDERS,
+    ENGINE_DEFAULT,
+    ENGINE_OPTIONS,
+    LEAST_LOAD,
+    NO_AFFINITY,
+    Contender,
+)
+from bench.placement.engine import EngineShape, KvCache, OverfullRankError
+from bench.placement.rule import LeastTokensRouter
 from bench.placement.trial import Trial
 from bench.placement.workload import AGENTS, read_trace
 from bench.statistic import compare, estimate
+from examples.standin_engine.router import Loads
 
 _SMALL = replace(AGENTS, agents=16, duration_s=120.0, warm_up_s=20.0)
+_OVERLOADED = replace(_SMALL, engine=EngineShape(max_active=2, tokens_per_s=2_000.0), pause_s=0.5)
 
 
 def test_a_trial_repeats() -> None:
@@ -33,6 +43,23 @@ def test_affinity_keeps_conversations_and_their_prefixes() -> None:
     assert (engine.moves, sidecar.moves) == (0, 0)
     assert none.moves > 1
     assert min(engine.cached_share, sidecar.cached_share) > none.cached_share
+
+
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+def test_no_router_overfills_a_rank(contender: Contender) -> None:
+    """In overload each obeys the engine's hard cap; the engine of the model would refuse."""
+    assert Trial(_OVERLOADED, contender, 1).run().ttft_s[0] > 1
+
+
+def test_an_overfilled_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that looks at tokens alone would win by breaking the cap."""
+
+    def ignore_cap(self: LeastTokensRouter, cap: int, loads: Loads) -> int:
+        return loads.active_tokens.index(min(loads.active_tokens))
+
+    monkeypatch.setattr(LeastTokensRouter, "_next_round_robin", ignore_cap)
+    with pytest.raises(OverfullRankError):
+        Trial(_OVERLOADED, ENGINE_OPTIONS[1], 1).run()
 
 
 def test_conversations_of_a_trace_follow_from_their_prefixes(tmp_path: Path) -> None:
