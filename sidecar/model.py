@@ -167,6 +167,8 @@ class Engine:
     wants_conversation_id: bool = False
     instance_id: str = ""
     """A nonce of the engine's start; another one means an empty KV cache."""
+    max_active_requests: int = 0
+    """Requests that one attention-DP rank runs at a time; 0 is unknown."""
 
 
 NO_IDENTITY = Identity()

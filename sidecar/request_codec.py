@@ -195,6 +195,7 @@ def _decode_engine(data: bytes, path: str) -> tuple[Engine, tuple[str, ...]]:
         message.subagent_affinity,
         message.wants_conversation_id,
         message.instance_id,
+        message.max_active_requests,
     )
     return engine, tuple(unknown)
 

@@ -24,6 +24,8 @@ _SOURCES = {int(member): member for member in IdentitySource if member}
 _DECISIONS = {int(member): member for member in Decision if member}
 _SCOPES = {int(member): member for member in IdScope if member}
 
+_MAX_UINT32 = 2**32 - 1
+
 
 def encode_engine(engine: EngineProfile) -> types_pb2.EngineProfile:
     """Returns the message of an engine profile."""
@@ -37,6 +39,7 @@ def encode_engine(engine: EngineProfile) -> types_pb2.EngineProfile:
         subagent_affinity=engine.subagent_affinity,
         wants_conversation_id=engine.wants_conversation_id,
         version=engine.version[:64],
+        max_active_requests=min(max(engine.max_active_requests, 0), _MAX_UINT32),
     )
 
 

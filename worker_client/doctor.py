@@ -123,6 +123,7 @@ def _describe_engine(profile: EngineProfile) -> Iterator[tuple[str, str]]:
     yield "dialect", profile.dialect.name.lower()
     yield "attention-DP router", profile.adp_router.name.lower()
     yield "attention-DP ranks", str(profile.dp_size or "unknown")
+    yield "requests per rank", str(profile.max_active_requests or "unknown")
     yield "sub-agent parameter", "yes" if profile.subagent_affinity else "no"
     yield "KV reuse by conversation", "yes" if profile.wants_conversation_id else "no"
 

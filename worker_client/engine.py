@@ -58,6 +58,7 @@ class EngineProfile:
         wants_conversation_id: whether its KV block-reuse policy is per conversation.
         version: the installed release, for people.
         instance_id: a nonce of this engine start.
+        max_active_requests: requests that one attention-DP rank runs at a time, 0 if unknown.
         types: the classes to build parameters from.
     """
 
@@ -70,6 +71,7 @@ class EngineProfile:
     wants_conversation_id: bool = False
     version: str = ""
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    max_active_requests: int = 0
     types: EngineTypes = field(default_factory=EngineTypes.find)
 
     def current(self) -> EngineProfile:
@@ -99,6 +101,8 @@ class EngineProfile:
             wants_conversation_id=read_field(reuse, "policy") == "per_conversation"
             and dialect is not EngineDialect.RANK_ONLY,
             version=_installed_version(),
+            # The executor's hard cap for each rank (`max_num_active_requests` of NVIDIA/TensorRT-LLM).
+            max_active_requests=_read_count(args, "max_batch_size"),
             types=types,
         )
 
@@ -177,10 +181,13 @@ def _dp_size(args: object) -> int:
     attention_dp = read_field(args, "enable_attention_dp")
     if attention_dp is False:
         return 1
-    size = read_field(args, "tensor_parallel_size")
-    if attention_dp is True and isinstance(size, int) and not isinstance(size, bool) and size > 0:
-        return size
-    return 0
+    return _read_count(args, "tensor_parallel_size") if attention_dp is True else 0
+
+
+def _read_count(args: object, name: str) -> int:
+    """Returns a field that counts something, 0 where it is absent or no positive integer."""
+    count = read_field(args, name)
+    return count if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
 
 
 def read_field(holder: object, name: str) -> Any:

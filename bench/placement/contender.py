@@ -8,6 +8,7 @@ from itertools import count
 
 import simpy
 
+from bench.placement.engine import EngineShape
 from bench.placement.request import Request
 from sidecar.compiled import PlacementSettings
 from sidecar.counters import Counters
@@ -64,11 +65,13 @@ def weigh_residents(weight: float) -> Contender:
 class Placer:
     """Asks the sidecar's placement as a worker does, and reports as it does."""
 
-    def __init__(self, env: simpy.Environment, settings: PlacementSettings, ranks: int) -> None:
+    def __init__(self, env: simpy.Environment, settings: PlacementSettings, shape: EngineShape) -> None:
         clock: Callable[[], float] = lambda: float(env.now)  # noqa: E731
         self._placement = Placement(clock, Counters(), lambda phase: None)
         self._settings = settings
-        self._engine = Engine(adp_router=AdpRouter.DEFAULT, dp_size=ranks)
+        self._engine = Engine(
+            adp_router=AdpRouter.DEFAULT, dp_size=shape.ranks, max_active_requests=shape.max_active
+        )
         self._numbers = count(1)
 
     def place(self, request: Request) -> str:

@@ -46,7 +46,7 @@ class Trial:
         shape = workload.engine
         self._engine = Engine(self._env, shape, build_router(contender.router), workload.warm_up_s)
         self._placer = (
-            Placer(self._env, contender.settings, shape.ranks) if contender.settings is not None else None
+            Placer(self._env, contender.settings, shape) if contender.settings is not None else None
         )
         self._seed = seed
         self._done: list[tuple[float, int, int]] = []

@@ -69,6 +69,7 @@ class StandInLLM:
             enable_attention_dp=dp_size > 1,
             attention_dp_config=_attention_dp_config(release, router, max_sessions, config_as_dict),
             kv_cache_config=_kv_cache_config(release, per_conversation_reuse),
+            max_batch_size=max_active,
         )
         self.calls: deque[EngineCall] = deque(maxlen=100_000)
         self._ids = itertools.count(1)

@@ -167,6 +167,7 @@ class TorchLlmArgs:
     Attributes:
         tensor_parallel_size: With attention DP on also the number of its ranks.
         attention_dp_config: The release's config object, or the mapping that a YAML file gave.
+        max_batch_size: Hard cap of requests of each rank.
     """
 
     backend: str = "pytorch"
@@ -174,3 +175,4 @@ class TorchLlmArgs:
     enable_attention_dp: bool
     attention_dp_config: AttentionDpConfig | dict[str, Any] | None
     kv_cache_config: KvCacheConfig
+    max_batch_size: int

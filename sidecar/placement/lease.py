@@ -37,6 +37,8 @@ class Lease:
     """Tokens that the conversation kept on the rank if the engine has evicted none."""
     new_tokens: int
     """Tokens that it adds to the rank's outstanding work."""
+    may_overflow: bool
+    """Whether some rank had as many requests in flight as it runs at a time; what overflows fills others."""
     opened_at_s: float
 
 

@@ -38,19 +38,22 @@ class Leg:
         loads: the load of its ranks.
         honour: whether its engine follows the ranks that it is sent.
         retention: share of a conversation's resident tokens that its engine really finds again, 0 to 1.
-        in_flight: requests that hold a lease.
         used_at_s: when a request last came.
     """
 
-    __slots__ = ("honour", "in_flight", "key", "loads", "retention", "used_at_s")
+    __slots__ = ("honour", "key", "loads", "retention", "used_at_s")
 
     def __init__(self, key: LegKey, dp_size: int, now_s: float) -> None:
         self.key = key
         self.loads = RankLoads(dp_size, now_s)
         self.honour = Honour()
         self.retention = 1.0
-        self.in_flight = 0
         self.used_at_s = now_s
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests that hold a lease."""
+        return sum(self.loads.requests_in_flight)
 
     def learn_retention(self, cached_tokens: int, findable_tokens: float) -> None:
         """Holds what the engine found in its cache against what was computed there before."""

@@ -21,9 +21,10 @@ class RankLoads:
         now_s: the present time.
     """
 
-    __slots__ = ("_bound", "_decayed_at_s", "_outstanding", "_resident")
+    __slots__ = ("_bound", "_decayed_at_s", "_in_flight", "_outstanding", "_resident")
 
     def __init__(self, dp_size: int, now_s: float) -> None:
+        self._in_flight = [0] * dp_size
         self._outstanding = [0] * dp_size
         self._resident = [0.0] * dp_size
         self._bound = [0] * dp_size
@@ -38,6 +39,11 @@ class RankLoads:
     def conversations(self) -> int:
         """Number of conversations bound to any rank."""
         return sum(self._bound)
+
+    @property
+    def requests_in_flight(self) -> list[int]:
+        """By rank, the requests in flight that were placed there."""
+        return list(self._in_flight)
 
     @property
     def outstanding_tokens(self) -> list[int]:
@@ -61,11 +67,13 @@ class RankLoads:
         return [rank for rank, load in enumerate(loads) if load == least]
 
     def start_work(self, rank: int, tokens: int) -> None:
-        """Adds what a request has yet to compute."""
+        """Adds a request and what it has yet to compute."""
+        self._in_flight[rank] += 1
         self._outstanding[rank] += tokens
 
     def end_work(self, rank: int, tokens: int) -> None:
         """Takes off what `start_work` added."""
+        self._in_flight[rank] -= 1
         self._outstanding[rank] -= tokens
 
     def bind(self, rank: int, tokens: float, now_s: float) -> None:

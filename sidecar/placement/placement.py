@@ -190,18 +190,17 @@ class Placement:
             resident_tokens=resident,
             # The last token at least is always computed; so is that of a prompt of unknown length.
             new_tokens=max(query.prompt_tokens - round(leg.retention * resident), 1),
+            may_overflow=0 < query.engine.max_active_requests <= max(leg.loads.requests_in_flight),
             opened_at_s=now_s,
         )
         self._leases.add(lease)
         leg.loads.start_work(rank, lease.new_tokens)
-        leg.in_flight += 1
         if entry is not None:
             entry.in_flight += 1
 
     def _close(self, lease: Lease, why: str) -> None:
         self._leases.remove(lease)
         lease.leg.loads.end_work(lease.rank, lease.new_tokens)
-        lease.leg.in_flight -= 1
         if lease.entry is not None:
             lease.entry.in_flight -= 1
         self._counters.add("leases_closed", ("why", why))
@@ -221,13 +220,8 @@ class Placement:
         observed = report.observed_dp_rank
         # On decode it is a rank of the prefill engine.
         if observed is not None and phase is not Phase.DECODE and observed < leg.loads.dp_size:
-            as_placed = observed == lease.rank
             if is_obeyed and report.applied_directive == RankDirective.PLACE:
-                result = "as_placed" if as_placed else "elsewhere"
-                self._counters.add("placed_ranks", _label(phase), ("observed", result))
-                if leg.honour.observe(lease.opened_at_s, as_placed=as_placed, now_s=now_s):
-                    self._counters.add("placement_pauses", _label(phase))
-                    self._on_pause(phase)
+                self._judge(lease, observed, now_s)
             return observed
         if report.applied_directive == RankDirective.PLACE:
             self._counters.add("placed_ranks", _label(phase), ("observed", "unknown"))
@@ -236,6 +230,19 @@ class Placement:
         is_obeyed = is_obeyed or (not report.decision_id and report.applied_directive == RankDirective.PLACE)
         is_obeyed = is_obeyed and report.applied_directive != RankDirective.FORWARD
         return lease.rank if has_run and is_obeyed else None
+
+    def _judge(self, lease: Lease, observed: int, now_s: float) -> None:
+        """Holds where a request ran against where it was placed."""
+        phase, as_placed = lease.leg.key.phase, observed == lease.rank
+        if lease.may_overflow and not as_placed:
+            # The engine balances what finds its rank full.
+            self._counters.add("placed_ranks", _label(phase), ("observed", "overflow"))
+            return
+        result = "as_placed" if as_placed else "elsewhere"
+        self._counters.add("placed_ranks", _label(phase), ("observed", result))
+        if lease.leg.honour.observe(lease.opened_at_s, as_placed=as_placed, now_s=now_s):
+            self._counters.add("placement_pauses", _label(phase))
+            self._on_pause(phase)
 
     def _settle(self, entry: Entry, rank: int, prompt_tokens: int, now_s: float) -> None:
         """Learns that a prompt of a conversation was computed on a rank."""

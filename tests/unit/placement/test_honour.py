@@ -76,6 +76,41 @@ def test_only_ranks_that_were_sent_count() -> None:
     assert world.pauses == []
 
 
+def test_overflow_of_a_full_rank_breaks_no_promise() -> None:
+    """An engine that runs two requests a rank and is sent many more lets them overflow, and is believed."""
+    world = World()
+    flying = [world.ask("one conversation", max_active=2) for number in range(102)]
+    for asked in flying[2:]:
+        assert asked is not None
+        asked.finish(observed=(asked.rank + 1) % 4)
+    assert world.pauses == []
+    assert world.counted("placed_ranks") == {"prefill/overflow": 100}
+
+
+def test_overflow_of_one_rank_fills_the_others() -> None:
+    """A request may find its rank full though few were placed there."""
+    world = World()
+    full = [world.ask("one conversation", max_active=MAX_ELSEWHERE) for number in range(MAX_ELSEWHERE)]
+    others = [world.ask(f"c{number}", max_active=MAX_ELSEWHERE) for number in range(MAX_ELSEWHERE + 1)]
+    for asked in others:
+        assert asked is not None
+        assert full[0] is not None
+        assert asked.rank != full[0].rank
+        asked.finish(observed=full[0].rank)
+    assert world.pauses == []
+
+
+def test_rank_with_room_is_a_promise() -> None:
+    """Where the engine had room, or nobody says how much it has, running elsewhere is not following."""
+    for max_active in (0, 100):
+        world = World()
+        flying = [world.ask(f"c{number}", max_active=max_active) for number in range(MAX_ELSEWHERE + 1)]
+        for asked in flying:
+            assert asked is not None
+            asked.finish(observed=(asked.rank + 1) % 4)
+        assert world.pauses == [Phase.PREFILL]
+
+
 def test_another_engine_is_trusted_for_itself() -> None:
     """A pause holds for the leg whose engine does not follow, and for no other."""
     world = World()

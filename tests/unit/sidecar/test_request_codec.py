@@ -163,6 +163,7 @@ def test_every_field_is_taken_over() -> None:
             dp_size=8,
             subagent_affinity=True,
             wants_conversation_id=True,
+            max_active_requests=64,
         ),
     )
     assert decode_query(message) == model.Query(
@@ -189,6 +190,7 @@ def test_every_field_is_taken_over() -> None:
             dp_size=8,
             subagent_affinity=True,
             wants_conversation_id=True,
+            max_active_requests=64,
         ),
     )
 

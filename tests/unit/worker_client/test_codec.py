@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -199,6 +200,7 @@ def test_odd_metadata_is_left_out() -> None:
 def test_engine_profile_is_sent_within_the_contracts_range() -> None:
     """A version string may be anything."""
     profile = build_profile(version="v" * 1_000, rank_source=RankSource.ROUTER, records_first_rank=True)
+    profile = replace(profile, max_active_requests=10**12)
     assert encode_engine(profile) == types_pb2.EngineProfile(
         instance_id="engine-1",
         dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS,
@@ -207,5 +209,6 @@ def test_engine_profile_is_sent_within_the_contracts_range() -> None:
         records_first_rank=True,
         dp_size=4,
         version="v" * 64,
+        max_active_requests=2**32 - 1,
     )
     assert encode_engine(build_profile(adp_router=AdpRouter.UNKNOWN, dp_size=10**9)).dp_size == 65_536

@@ -146,6 +146,16 @@ def test_other_backends_have_no_such_router() -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "requests"),
+    [({"max_batch_size": 16}, 16), ({}, 0), ({"max_batch_size": None}, 0), ({"max_batch_size": "16"}, 0)],
+    ids=str,
+)
+def test_requests_of_a_rank_are_the_batch_size(args: dict[str, object], requests: int) -> None:
+    """Unknown where the config does not say."""
+    assert EngineProfile.detect(build_llm(None, **args)).max_active_requests == requests
+
+
+@pytest.mark.parametrize(
     ("args", "dp_size"),
     [
         ({}, 4),
