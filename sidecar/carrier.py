@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sidecar.model import Identity, IdentitySource
 
@@ -16,8 +16,7 @@ FINAL_HEADER = "x-dynamo-session-final"
 TENANT_HEADER = "x-tenant-id"
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What a request holds in one carrier, untrimmed."""
 
     name: str

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sidecar.compiled import CompiledPolicy
 from sidecar.model import (
@@ -42,8 +42,7 @@ _Condition: TypeAlias = Callable[[Query, CompiledPolicy, str], bool]
 _Notices: TypeAlias = Callable[[Query, CompiledPolicy, str], tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
+class Ruling(NamedTuple):
     """What the rules say about one request."""
 
     directive: RankDirective
@@ -101,15 +100,18 @@ def _why_not_placed(query: Query, policy: CompiledPolicy) -> tuple[str, ...]:
     if engine.adp_router is AdpRouter.KV_CACHE_AWARE:
         return ("kv-cache-router-places",)
     is_pinning = engine.adp_router is AdpRouter.CONVERSATION
-    is_router_kept = query.router_rank is not None and not policy.places_always
-    reasons = (
-        ("first-rank-not-recorded", is_pinning and not engine.records_first_rank),
-        ("placement-phase-off", not is_pinning and query.phase not in policy.placement_phases),
-        ("dp-size-unknown", engine.dp_size == 0),
-        ("dp-size-too-large", engine.dp_size > MAX_PLACED_RANKS),
-        ("router-rank-kept", not is_pinning and is_router_kept),
-    )
-    return tuple(notice for notice, holds in reasons if holds)
+    reasons: list[str] = []
+    if is_pinning and not engine.records_first_rank:
+        reasons.append("first-rank-not-recorded")
+    if not is_pinning and query.phase not in policy.placement_phases:
+        reasons.append("placement-phase-off")
+    if engine.dp_size == 0:
+        reasons.append("dp-size-unknown")
+    elif engine.dp_size > MAX_PLACED_RANKS:
+        reasons.append("dp-size-too-large")
+    if not is_pinning and query.router_rank is not None and not policy.places_always:
+        reasons.append("router-rank-kept")
+    return tuple(reasons)
 
 
 def _name_idle_features(query: Query, policy: CompiledPolicy, conversation_id: str) -> tuple[str, ...]:

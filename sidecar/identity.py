@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sidecar.carrier import FINAL_HEADER, Carrier, Reading
 from sidecar.compiled import CompiledPolicy
@@ -11,8 +11,7 @@ from sidecar.model import CarrierTrace, CarrierVerdict, ConversationHash, Identi
 from sidecar.session_id import explain_unusable, is_endpoint_token
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A usable session id and what its carrier says about it."""
 
     source: IdentitySource

@@ -1,14 +1,16 @@
 """The vocabulary of the decision: what it reads and what it answers.
 
 Plain values without grpc, protobuf, clock or I/O. The enums carry the contract's own numbers, so that
-the codec passes them through.
+the codec passes them through. What is made anew for each request is a named tuple: a frozen dataclass of as
+many fields takes four times as long to make.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import NamedTuple, NewType
 
 ConversationId = NewType("ConversationId", str)
@@ -16,6 +18,8 @@ ConversationId = NewType("ConversationId", str)
 
 ConversationHash = NewType("ConversationHash", str)
 """Names a conversation in logs and metrics; 16 hexadecimal digits. The empty one stands for none."""
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Phase(IntEnum):
@@ -117,8 +121,7 @@ class IdScope(IntEnum):
     ALL = 3
 
 
-@dataclass(frozen=True, slots=True)
-class AgentContext:
+class AgentContext(NamedTuple):
     """Agent identity as Dynamo hands it to a worker."""
 
     session_id: str = ""
@@ -128,8 +131,7 @@ class AgentContext:
     parent_trajectory_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionControl:
+class SessionControl(NamedTuple):
     """Session control as Dynamo 1.1 and 1.2 hand it to a worker."""
 
     session_id: str = ""
@@ -138,18 +140,17 @@ class SessionControl:
     """Shown and not used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """The carriers of a request; an empty string is an absent value."""
 
     conversation_id: str = ""
     agent_context: AgentContext | None = None
     session_control: SessionControl | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = _NOTHING
     """Header names as they came, in any case."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = _NOTHING
     annotations: tuple[str, ...] = ()
-    body: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, str] = _NOTHING
     """By dotted path."""
 
 
@@ -175,8 +176,7 @@ NO_IDENTITY = Identity()
 UNKNOWN_ENGINE = Engine()
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(NamedTuple):
     """What the decision reads of one engine request. All strings are valid Unicode."""
 
     phase: Phase
@@ -207,8 +207,7 @@ class PlacementKey(NamedTuple):
     tenant: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What the worker is to do, and why.
 
     A directive PLACE without a rank says that placement is to choose one.
@@ -268,8 +267,7 @@ class Explanation:
     rules: tuple[RuleTrace, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FinishReport:
+class FinishReport(NamedTuple):
     """How a request ended, as its worker reported it; enums by their number on the wire."""
 
     request_id: str

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,6 +19,8 @@ import psutil
 from rich.console import Console
 from rich.progress import track
 
+from bench.hot_path.asker import open_echo
+from bench.process import ServerProcess
 from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
 from sidecar.counters import Counters
 from sidecar.enrich import apply_placement, decide
@@ -32,6 +33,7 @@ CONVERSATIONS = 1_000_000
 MAX_GROWTH_MIB = 64.0
 _BATCH = 500
 _ECHOES = 3_000
+_ANSWER_BYTES = 160
 _DECISIONS = 20_000
 _ENGINE = types_pb2.EngineProfile(
     instance_id="engine-start",
@@ -87,25 +89,15 @@ def _end(answer: service_pb2.EnrichResponse) -> service_pb2.Finish:
 
 async def measure_echo(folder: Path) -> float:
     """Returns the median seconds of a bare grpc.aio unary call with the sizes of a question and an answer."""
-    question = make_request(0).SerializeToString()
-    reply = b"x" * 160
-
-    async def echo(_request: bytes, _context: object) -> bytes:
-        return reply
-
-    server = grpc.aio.server()
-    handlers: dict[str, Any] = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.Echo", handlers),))
-    server.add_insecure_port(f"unix:{folder}/echo.sock")
-    await server.start()
+    path = folder / "echo.sock"
+    size = make_request(0).ByteSize()
+    question = _ANSWER_BYTES.to_bytes(4, "big") + bytes(size - 4)
     times = []
-    async with grpc.aio.insecure_channel(f"unix:{folder}/echo.sock") as channel:
-        call: Any = channel.unary_unary("/bench.Echo/Echo")
+    async with ServerProcess("bench.hot_path.echo_server", [str(path)], path), open_echo(path) as echo:
         for _ in range(_ECHOES):
             began = time.perf_counter()
-            await call(question)
+            await echo(question)
             times.append(time.perf_counter() - began)
-    await server.stop(grace=None)
     return statistics.median(times)
 
 

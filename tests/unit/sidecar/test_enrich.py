@@ -296,7 +296,7 @@ def test_case_and_order_of_headers_do_not_matter(query: Query, random: object) -
     random.shuffle(names)  # type: ignore[attr-defined]
     other = {name.upper(): headers[name] for name in names}
     answers = [
-        decide(replace(query, identity=replace(query.identity, headers=variant)), _policy())
+        decide(query._replace(identity=query.identity._replace(headers=variant)), _policy())
         for variant in (headers, other)
     ]
     assert answers[0] == answers[1]
@@ -309,10 +309,10 @@ def test_only_the_named_headers_can_change_an_answer(query: Query) -> None:
     kept = {
         name: value for name, value in query.identity.headers.items() if name.lower() in policy.view.headers
     }
-    reduced = replace(query, identity=replace(query.identity, headers=kept))
+    reduced = query._replace(identity=query.identity._replace(headers=kept))
     answers = [decide(each, policy) for each in (query, reduced)]
     notices = [tuple(each for each in answer.notices if each != "session-final") for answer in answers]
     assert notices[0] == notices[1]
-    assert replace(answers[0], session_final=False, notices=()) == replace(
-        answers[1], session_final=False, notices=()
+    assert answers[0]._replace(session_final=False, notices=()) == answers[1]._replace(
+        session_final=False, notices=()
     )

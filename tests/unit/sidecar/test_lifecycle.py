@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sidecar.counters import Counters
 from sidecar.enrich import decide
 from sidecar.lifecycle import Lifecycle
@@ -70,7 +68,7 @@ def test_other_requests_end_nothing() -> None:
     """`open` and `bind` behave alike, and as no action at all."""
     table, counters = Table(_OPEN.conversation_hash), Counters()
     lifecycle = Lifecycle(table, counters)
-    for answer in (_OPEN, _BIND, replace(_OPEN, session_final=False)):
+    for answer in (_OPEN, _BIND, _OPEN._replace(session_final=False)):
         lifecycle.on_decision(answer, has_finish=False)
         lifecycle.on_finish(answer)
     assert table.ended == []

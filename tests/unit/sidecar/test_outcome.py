@@ -54,7 +54,7 @@ class _Desk:
         self.census.note_request(query.phase, answer.conversation_hash)
         decision_id = self.recorder.record(query, answer)
         end = FinishReport("r", query.phase, decision_id, 1, _WITHHOLD, True, "", None, None, 0)
-        end = replace(end, **report)
+        end = end._replace(**report)
         self.log.take(end, self.recorder.finish(end, stream=1))
 
     def count(self, name: str) -> dict[str, int]:
@@ -115,7 +115,7 @@ def test_effects_follow_a_conversation(desk: _Desk) -> None:
 
 def test_an_effect_needs_a_conversation(desk: _Desk) -> None:
     """A rank without identity belongs to nobody."""
-    desk.take(replace(_QUERY, identity=Identity()), observed_dp_rank=3, id_attached=False)
+    desk.take(_QUERY._replace(identity=Identity()), observed_dp_rank=3, id_attached=False)
     assert desk.count("effects") == {"withhold,none,prefill,unknown": 1}
 
 
@@ -123,7 +123,7 @@ def test_cached_tokens_come_with_the_prompt_that_they_are_part_of(desk: _Desk) -
     """Only where the engine reported them, so that the quotient is the cached share."""
     desk.take(cached_tokens=600)
     desk.take(cached_tokens=None)
-    desk.take(replace(_QUERY, prompt_tokens=0), cached_tokens=5)
+    desk.take(_QUERY._replace(prompt_tokens=0), cached_tokens=5)
     assert desk.count("cached_tokens") == {"withhold,none,prefill": 600}
     assert desk.count("prompt_tokens") == {"withhold,none,prefill": 1_000}
 
@@ -143,13 +143,13 @@ def test_an_end_without_a_decision_is_unmatched(desk: _Desk) -> None:
         (_QUERY, {"applied_directive": _PLACE, "id_attached": False}, 1.0),
         (_QUERY, {"id_attached": False}, 0.0),
         (_QUERY, {"applied_directive": _FORWARD}, 0.0),
-        (replace(_QUERY, router_rank=None), {"applied_directive": _FORWARD}, 1.0),
+        (_QUERY._replace(router_rank=None), {"applied_directive": _FORWARD}, 1.0),
         (
-            replace(_QUERY, engine=replace(_ENGINE, rank_source=RankSource.ROUTER)),
+            _QUERY._replace(engine=replace(_ENGINE, rank_source=RankSource.ROUTER)),
             {"applied_directive": _FORWARD},
             1.0,
         ),
-        (replace(_QUERY, identity=Identity()), {"applied_directive": _PLACE}, 0.0),
+        (_QUERY._replace(identity=Identity()), {"applied_directive": _PLACE}, 0.0),
     ],
     ids=["withheld", "placed", "no-id", "forced", "no-rank", "router-rank", "no-identity"],
 )
@@ -163,7 +163,7 @@ def test_affinity_is_active_where_the_conversation_can_return(
 
 def test_probes_say_nothing_about_affinity(desk: _Desk) -> None:
     """Health checks are forwarded on purpose; without engine parameters nothing went out."""
-    desk.take(replace(_QUERY, kind=RequestKind.HEALTH_CHECK), applied_directive=_FORWARD, id_attached=False)
+    desk.take(_QUERY._replace(kind=RequestKind.HEALTH_CHECK), applied_directive=_FORWARD, id_attached=False)
     desk.take(applied_directive=RankDirective.UNSPECIFIED, id_attached=False)
     assert desk.active() == {}
 
@@ -184,7 +184,7 @@ def test_withheld_without_an_id_is_counted(desk: _Desk) -> None:
     """It shows at zero, rises for a request with neither, and not where the engine probes its caches."""
     assert desk.count("withheld_without_id") == {"": 0}
     desk.take(
-        replace(_QUERY, engine=replace(_ENGINE, adp_router=AdpRouter.KV_CACHE_AWARE)), id_attached=False
+        _QUERY._replace(engine=replace(_ENGINE, adp_router=AdpRouter.KV_CACHE_AWARE)), id_attached=False
     )
     desk.take()
     assert desk.count("withheld_without_id") == {"": 0}

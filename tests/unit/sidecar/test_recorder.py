@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from sidecar.enrich import decide
@@ -66,7 +64,7 @@ def test_the_oldest_decision_is_forgotten(recorder: Recorder) -> None:
     recorder.record(_query("last"), _ANSWER)
     assert recorder.find_by_id(first) is None
     assert recorder.find_by_request("first") is None
-    assert not recorder.finish(replace(_REPORT, seq=1), stream=1)
+    assert not recorder.finish(_REPORT._replace(seq=1), stream=1)
 
 
 def test_forgetting_leaves_the_newest_decision_of_a_request(recorder: Recorder) -> None:
@@ -89,11 +87,11 @@ def test_ids_of_two_runs_differ() -> None:
 def test_a_finish_is_found_by_decision_or_by_item(recorder: Recorder) -> None:
     """The decision's id counts first, else the item on its own stream."""
     decision_id = recorder.record(_query("r"), _ANSWER, item=(1, 7))
-    assert recorder.finish(replace(_REPORT, decision_id=decision_id), stream=9)
-    assert recorder.finish(replace(_REPORT, seq=7, cached_tokens=5), stream=1)
+    assert recorder.finish(_REPORT._replace(decision_id=decision_id), stream=9)
+    assert recorder.finish(_REPORT._replace(seq=7, cached_tokens=5), stream=1)
     record = recorder.find_by_id(decision_id)
     assert record is not None
-    assert record.finish == replace(_REPORT, seq=7, cached_tokens=5)
+    assert record.finish == _REPORT._replace(seq=7, cached_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,7 @@ def test_a_finish_of_something_else_changes_nothing(
 ) -> None:
     """Another stream, another item and a foreign decision match nothing."""
     recorder.record(_query("r"), _ANSWER, item=(1, 7))
-    assert not recorder.finish(replace(_REPORT, seq=seq, decision_id=decision_id), stream)
+    assert not recorder.finish(_REPORT._replace(seq=seq, decision_id=decision_id), stream)
     record = recorder.find_by_request("r")
     assert record is not None
     assert record.finish is None
