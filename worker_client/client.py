@@ -17,7 +17,7 @@ from worker_client.journal import Journal
 from worker_client.local_rule import resolve_locally
 from worker_client.lru import LruMap
 from worker_client.mailbox import MAX_ENGINES
-from worker_client.memory import Memory, make_key
+from worker_client.memory import Memory
 from worker_client.model import Answer, FinishOutcome, Origin, Phase, RankDirective, RequestKind
 from worker_client.plan import Plan
 from worker_client.question import Question
@@ -214,18 +214,11 @@ class RoutingHintClient:
 
     def _make_question(self, facts: RequestFacts, engine: EngineProfile) -> Question:
         loop = asyncio.get_running_loop()
-        policy = self._transport.policy
-        key = make_key(facts, engine, policy)
-        known_rank = self._memory.bound_rank(key)
-        return Question(
-            facts=facts,
-            engine=engine,
-            known_rank=known_rank if is_rank_valid(known_rank, engine) else None,
-            policy=policy,
-            key=key,
-            reply=loop.create_future(),
-            asked_at_s=loop.time(),
-        )
+        question = Question(facts, engine, self._transport.policy, loop.create_future(), loop.time())
+        known_rank = self._memory.bound_rank(question.key)
+        if is_rank_valid(known_rank, engine):
+            question.known_rank = known_rank
+        return question
 
     async def _ask(self, question: Question) -> tuple[Answer, str]:
         """Returns the sidecar's answer, or the client's own with the reason for it."""
@@ -247,16 +240,11 @@ class RoutingHintClient:
         return _FORWARD, reason
 
     def _remember(self, question: Question, answer: Answer) -> None:
-        if answer.policy_revision == question.policy.revision or self._reads_alike(question, answer):
+        # The policy may have changed while the question was out.
+        sent_by, current = question.policy, self._transport.policy
+        policy = sent_by if answer.policy_revision == sent_by.revision else current
+        if answer.policy_revision == policy.revision and question.is_asked_by(policy):
             self._memory.remember(question.key, answer, question.engine)
-
-    def _reads_alike(self, question: Question, answer: Answer) -> bool:
-        """Returns whether the policy that came while a question was out reads no other carriers of it."""
-        policy = self._transport.policy
-        return (
-            answer.policy_revision == policy.revision
-            and make_key(question.facts, question.engine, policy) == question.key
-        )
 
 
 class PendingPlan:

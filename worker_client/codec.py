@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from routing_hints.v1 import service_pb2, types_pb2
+from worker_client.carried import Carried, pick_carriers
 from worker_client.engine import EngineProfile
 from worker_client.model import (
     Answer,
@@ -17,7 +18,7 @@ from worker_client.model import (
     Phase,
     RankDirective,
 )
-from worker_client.request import MAX_ENTRIES, MAX_RANK, RequestFacts, read_body, read_text
+from worker_client.request import MAX_ENTRIES, MAX_RANK, RequestFacts
 
 _DIRECTIVES = {int(member): member for member in RankDirective if member}
 _SOURCES = {int(member): member for member in IdentitySource if member}
@@ -51,7 +52,7 @@ def encode_request(
     fill_request(
         message,
         facts,
-        policy,
+        pick_carriers(facts, policy),
         engine_pb=encode_engine(engine),
         router_rank=facts.router_rank,
         known_rank=None,
@@ -70,17 +71,13 @@ def name_every_carrier(facts: RequestFacts) -> ClientPolicy:
 def fill_request(
     message: service_pb2.EnrichRequest,
     facts: RequestFacts,
-    policy: ClientPolicy,
+    carried: Carried,
     *,
     engine_pb: types_pb2.EngineProfile,
     router_rank: int | None,
     known_rank: int | None,
 ) -> None:
-    """Fills in the question about one request.
-
-    Of headers, metadata and body only what the policy can read is sent: the rest of a request is nobody
-    else's business, and costs time.
-    """
+    """Fills in the question about one request."""
     message.request_id = facts.request_id
     message.phase = int(facts.phase)  # type: ignore[assignment]
     message.kind = int(facts.kind)  # type: ignore[assignment]
@@ -95,10 +92,10 @@ def fill_request(
         message.hints.dp_rank = router_rank
     if facts.router_prefill_rank is not None:
         message.hints.prefill_dp_rank = facts.router_prefill_rank
-    _fill_identity(message.identity, facts, policy)
+    _fill_identity(message.identity, facts, carried)
 
 
-def _fill_identity(identity: types_pb2.Identity, facts: RequestFacts, policy: ClientPolicy) -> None:
+def _fill_identity(identity: types_pb2.Identity, facts: RequestFacts, carried: Carried) -> None:
     identity.conversation_id = facts.conversation_id
     agent = facts.agent_context
     if agent is not None:
@@ -114,16 +111,13 @@ def _fill_identity(identity: types_pb2.Identity, facts: RequestFacts, policy: Cl
         identity.session_control.session_id = control.session_id
         identity.session_control.action = control.action
         identity.session_control.timeout = control.timeout
-    for name in (*policy.headers, *policy.passing_headers):
-        if value := facts.headers.get(name):
-            identity.headers[name] = value
-    for name in policy.metadata:
-        if value := read_text(facts.metadata.get(name), facts.notices):
-            identity.metadata[name] = value
-    for name in policy.body:
-        if value := read_body(facts.body, name, facts.notices):
-            identity.body[name] = value
-    identity.annotations.extend(entry for entry in facts.annotations if entry.startswith(policy.annotations))
+    for name, value in (*carried.headers, *carried.passing_headers):
+        identity.headers[name] = value
+    for name, value in carried.metadata:
+        identity.metadata[name] = value
+    for name, value in carried.body:
+        identity.body[name] = value
+    identity.annotations.extend(carried.annotations)
 
 
 def decode_answer(response: service_pb2.EnrichResponse) -> Answer:

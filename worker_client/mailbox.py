@@ -134,7 +134,7 @@ class Mailbox:
         codec.fill_request(
             message,
             question.facts,
-            policy,
+            question.carried,
             engine_pb=self._engine_pb(question.engine),
             router_rank=question.facts.router_rank,
             known_rank=question.known_rank,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from worker_client.carried import Carried
 from worker_client.engine import EngineProfile
 from worker_client.lru import LruMap
 from worker_client.model import AdpRouter, Answer, ClientPolicy, Decision, Origin, RankDirective
-from worker_client.request import RequestFacts, read_body, read_text
+from worker_client.request import RequestFacts
 
 MemoryKey = bytes
 
@@ -62,19 +63,14 @@ class Memory:
         self._entries.put(key, _Entry(answer, pinned, bound_rank))
 
 
-def make_key(facts: RequestFacts, engine: EngineProfile, policy: ClientPolicy) -> MemoryKey:
+def make_key(facts: RequestFacts, engine: EngineProfile, carried: Carried) -> MemoryKey:
     """Returns what tells this conversation on this leg from all others.
 
     A hash over everything that can change the sidecar's answer, and nothing that changes with each
     request; raw ids are not kept. `repr` quotes, so that no two conversations read the same.
     """
-    return blake2b(repr(_key_parts(facts, engine, policy)).encode(), digest_size=16).digest()
-
-
-def _key_parts(facts: RequestFacts, engine: EngineProfile, policy: ClientPolicy) -> tuple[object, ...]:
-    """Returns what goes into the key; names keep apart what another policy would read elsewhere."""
     agent, control = facts.agent_context, facts.session_control
-    return (
+    parts = (
         int(facts.phase),
         engine.instance_id,
         facts.model,
@@ -83,8 +79,9 @@ def _key_parts(facts: RequestFacts, engine: EngineProfile, policy: ClientPolicy)
         agent
         and (agent.session_id, agent.parent_session_id, agent.trajectory_id, agent.parent_trajectory_id),
         control and control.session_id,
-        [(name, value) for name in policy.headers if (value := facts.headers.get(name))],
-        [(name, value) for name in policy.metadata if (value := read_text(facts.metadata.get(name), []))],
-        [(name, value) for name in policy.body if (value := read_body(facts.body, name, []))],
-        [entry for entry in facts.annotations if entry.startswith(policy.annotations)],
+        carried.headers,  # with their names, which another policy might not read
+        carried.metadata,
+        carried.body,
+        carried.annotations,
     )
+    return blake2b(repr(parts).encode(), digest_size=16).digest()

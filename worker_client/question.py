@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from worker_client.carried import Carried, pick_carriers
 from worker_client.engine import EngineProfile
 from worker_client.memory import MemoryKey, make_key
 from worker_client.model import Answer, ClientPolicy
@@ -22,11 +23,12 @@ class Question:
     Attributes:
         facts: the request.
         engine: the engine that will run it, as the gate wants it seen.
-        known_rank: the rank that memory binds the conversation to.
         policy: says which carriers go out, and so which make the key.
-        key: where the answer is remembered.
         reply: gets the answer, or None where none came in time or will come; cancelled with its caller.
         asked_at_s: the loop's time when it was asked.
+        carried: what the request holds in those carriers.
+        key: where the answer is remembered.
+        known_rank: the rank that memory binds the conversation to.
         seq: names it on the stream that it was sent on, 0 before it is sent.
         stream_number: that stream, counted from 1; 0 before it is sent.
         is_late: whether its caller went on without an answer.
@@ -35,15 +37,19 @@ class Question:
 
     facts: RequestFacts
     engine: EngineProfile
-    known_rank: int | None
     policy: ClientPolicy
-    key: MemoryKey
     reply: asyncio.Future[Answer | None]
     asked_at_s: float
+    carried: Carried = field(init=False)
+    key: MemoryKey = field(init=False)
+    known_rank: int | None = None
     seq: int = 0
     stream_number: int = 0
     is_late: bool = False
     timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self._read()
 
     @property
     def is_sent(self) -> bool:
@@ -58,7 +64,17 @@ class Question:
         """
         if policy is not self.policy:
             self.policy = policy
-            self.key = make_key(self.facts, self.engine, policy)
+            self._read()
+
+    def is_asked_by(self, policy: ClientPolicy) -> bool:
+        """Returns whether `policy` reads no other carriers of the request than were sent."""
+        if policy is self.policy:
+            return True
+        return make_key(self.facts, self.engine, pick_carriers(self.facts, policy)) == self.key
+
+    def _read(self) -> None:
+        self.carried = pick_carriers(self.facts, self.policy)
+        self.key = make_key(self.facts, self.engine, self.carried)
 
     async def wait(self, limit_s: float) -> Answer | None:
         """Returns the answer, or None if none came within `limit_s` or none will.

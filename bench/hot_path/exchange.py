@@ -13,6 +13,7 @@ from sidecar.policy import Policy
 from sidecar.policy_compiler import compile_policy
 from sidecar.request_codec import decode_query
 from worker_client import codec
+from worker_client.carried import pick_carriers
 from worker_client.request import read_request
 
 DECISION_ID = "0a1b2c3d-fffff"
@@ -42,7 +43,12 @@ def encode_exchanges(legs: Iterable[Leg]) -> list[Exchange]:
         facts = read_request(leg.request, leg.context, phase=leg.phase, headers=leg.headers)
         question = service_pb2.EnrichRequest()
         codec.fill_request(
-            question, facts, policy, engine_pb=engine_pb, router_rank=facts.router_rank, known_rank=None
+            question,
+            facts,
+            pick_carriers(facts, policy),
+            engine_pb=engine_pb,
+            router_rank=facts.router_rank,
+            known_rank=None,
         )
         answer = encode_answer(decide(decode_query(question), compiled), DECISION_ID)
         exchanges.append(Exchange(question, answer.ByteSize()))

@@ -67,6 +67,7 @@ async def run_rows() -> int:
     from tests.fixtures.captures import load_rows
     from tests.fixtures.rows import affinity_of, list_differences
     from worker_client import Answer, ClientConfig, EngineProfile, codec
+    from worker_client.carried import pick_carriers
     from worker_client.model import ClientPolicy
     from worker_client.request import RequestFacts
     from worker_client.testing import FakeClient
@@ -98,7 +99,7 @@ async def run_rows() -> int:
             codec.fill_request(
                 message,
                 facts,
-                sent,
+                pick_carriers(facts, sent),
                 engine_pb=codec.encode_engine(engine),
                 router_rank=facts.router_rank,
                 known_rank=None,

@@ -20,6 +20,7 @@ from worker_client import (
     RankDirective,
     RankSource,
 )
+from worker_client.carried import pick_carriers
 from worker_client.codec import decode_answer, decode_policy, encode_engine, fill_request
 from worker_client.model import ClientPolicy, IdScope
 from worker_client.request import AgentContext, RequestFacts, SessionControl
@@ -39,7 +40,7 @@ def encode(
     fill_request(
         message,
         facts,
-        policy or ClientPolicy(),
+        pick_carriers(facts, policy or ClientPolicy()),
         engine_pb=encode_engine(build_profile()),
         **{"router_rank": None, "known_rank": None, **ranks},
     )

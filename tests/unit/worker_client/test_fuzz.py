@@ -79,7 +79,7 @@ async def test_what_a_sidecar_says_is_taken_or_left(messages: list[bytes]) -> No
     loop = asyncio.get_running_loop()
     facts = read_request(build_request(), None, phase=Phase.PREFILL)
     questions = [
-        Question(facts, build_profile(), None, transport.policy, b"k", loop.create_future(), loop.time())
+        Question(facts, build_profile(), transport.policy, loop.create_future(), loop.time())
         for _ in range(3)
     ]
     for question in questions:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.worker_client.builders import build_answer, build_profile
 from worker_client import AdpRouter, Decision, Origin, Phase, RankDirective
+from worker_client.carried import pick_carriers
 from worker_client.memory import Memory, make_key
 from worker_client.model import ClientPolicy
 from worker_client.request import AgentContext, RequestFacts, SessionControl
@@ -33,7 +34,8 @@ BASE: dict[str, Any] = {
 
 def key(policy: ClientPolicy = R1, instance_id: str = "engine-1", **changes: Any) -> bytes:
     """The key of the base request with changes."""
-    return make_key(RequestFacts(**{**BASE, **changes}), build_profile(instance_id=instance_id), policy)
+    facts = RequestFacts(**{**BASE, **changes})
+    return make_key(facts, build_profile(instance_id=instance_id), pick_carriers(facts, policy))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,8 @@ def test_value_in_another_carrier_is_another_key() -> None:
     facts = RequestFacts(headers={"a": "v"})
     other = RequestFacts(headers={"b": "v"})
     engine = build_profile()
-    assert make_key(facts, engine, ClientPolicy(headers=("a",))) != make_key(
-        other, engine, ClientPolicy(headers=("b",))
+    assert make_key(facts, engine, pick_carriers(facts, ClientPolicy(headers=("a",)))) != make_key(
+        other, engine, pick_carriers(other, ClientPolicy(headers=("b",)))
     )
     assert key(conversation_id="", session_control=SessionControl("c")) != key(session_control=None)
 

@@ -18,9 +18,7 @@ LIMIT_S = 0.005
 def build_question() -> Question:
     """A question that was just asked."""
     loop = asyncio.get_running_loop()
-    return Question(
-        RequestFacts(), build_profile(), None, ClientPolicy(), b"k", loop.create_future(), loop.time()
-    )
+    return Question(RequestFacts(), build_profile(), ClientPolicy(), loop.create_future(), loop.time())
 
 
 async def answer_after_turns(question: Question, turns: int) -> None:
