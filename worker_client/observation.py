@@ -65,7 +65,8 @@ class RankTracker:
 
     `is_moving` holds once most of the latest returns of a leg were to another rank: a few moves are
     normal, since an engine lets a full rank overflow. Only turns of which the engine was told the
-    conversation on both occasions count as returns.
+    conversation on both occasions count as returns, and only those to the same engine start: another one,
+    behind a router that is not sticky or after a restart, was never asked to honour anything.
     """
 
     def __init__(self, max_conversations: int) -> None:
@@ -85,7 +86,7 @@ class RankTracker:
             return Effect.FIRST
         instance, rank, was_engine_told = before
         is_same = (instance, rank) == (observation.instance, observation.rank)
-        if is_engine_told and was_engine_told:
+        if is_engine_told and was_engine_told and instance == observation.instance:
             self._returns.setdefault(phase, deque(maxlen=_WINDOW)).append(is_same)
         return Effect.SAME if is_same else Effect.MOVED
 

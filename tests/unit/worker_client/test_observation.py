@@ -171,3 +171,13 @@ def test_moves_of_conversations_that_the_engine_was_not_told_do_not_count() -> N
         assert track(tracker, turn % 4, "outside", told=False) is not Effect.UNKNOWN
     track(tracker, 1, "outside", told=True)
     assert tracker.is_moving(Phase.PREFILL) is False
+
+
+def test_moves_to_another_engine_start_do_not_count() -> None:
+    """A prefill worker that was restarted, or a router that is not sticky, is no engine that does not follow."""
+    tracker = RankTracker(64)
+    for start in ("before", "after"):
+        for number in range(20):
+            observed = Observation(number % 4, instance=start)
+            tracker.track(Phase.DECODE, f"c{number}", observed, is_engine_told=True)
+    assert tracker.is_moving(Phase.DECODE) is False
