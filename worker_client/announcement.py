@@ -125,8 +125,7 @@ class Announcer:
                 "conversation_affinity_not_honoured",
                 phase=phase.name.lower(),
                 change="the engine is told the conversation or its rank and moves it all the same: check "
-                "that it runs its conversation router or takes the ranks that it is sent, and that each "
-                "conversation reaches one instance",
+                "that it runs its conversation router or takes the ranks that it is sent",
             )
 
     def announce_bad_rank(self, reason: str) -> None:
@@ -139,6 +138,16 @@ class Announcer:
         if self._is_first("fault", fault):
             say = self._log.error if is_fatal else self._log.warning
             say("routing_hints_setting_ignored", fault=fault)
+
+    def announce_many_engines(self, count: int) -> None:
+        """Warns once that each request seems to have an engine of its own, so that nothing is known again."""
+        if self._is_first("engines"):
+            self._log.warning(
+                "engine_profiles_pile_up",
+                engines=count,
+                effect="no conversation is known from one engine to another: no memory, no placement",
+                change="detect the engine once and pass the same profile, or use EngineProfile.lazy",
+            )
 
     def announce_defect(self, error: BaseException) -> None:
         """Logs an exception as a defect of this library, once per place that it comes from.

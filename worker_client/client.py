@@ -195,6 +195,8 @@ class RoutingHintClient:
             self._gated.put(engine.instance_id, gated)
             if gated.fault:
                 self._announcer.announce_fault(gated.fault, is_fatal=gated.is_fault_fatal)
+            if len(self._gated) == MAX_ENGINES:
+                self._announcer.announce_many_engines(MAX_ENGINES)
         return gated
 
     def _closed_reason(self, facts: RequestFacts) -> str:

@@ -233,3 +233,15 @@ async def test_log_that_raises_hurts_no_request() -> None:
     finally:
         structlog.configure(**before)
     assert "defects" not in client.stats()
+
+
+async def test_profile_made_anew_for_each_request_is_warned_of_once() -> None:
+    """Nothing would be known again, and nobody would see why; a worker that has had a few engines is fine."""
+    client = client_of(build_answer(WITHHOLD, "c-1"))
+    events: list[str] = []
+    for number in range(130):
+        lines = await run(client, build_profile(instance_id=f"engine-{number}"))
+        events += [line["event"] for line in lines if line["event"] == "engine_profiles_pile_up"]
+        if number == 20:
+            assert events == []
+    assert events == ["engine_profiles_pile_up"]

@@ -174,7 +174,7 @@ def test_moves_of_conversations_that_the_engine_was_not_told_do_not_count() -> N
 
 
 def test_moves_to_another_engine_start_do_not_count() -> None:
-    """A prefill worker that was restarted, or a router that is not sticky, is no engine that does not follow."""
+    """A prefill worker that was restarted, or a router that is not sticky, breaks no promise."""
     tracker = RankTracker(64)
     for start in ("before", "after"):
         for number in range(20):
