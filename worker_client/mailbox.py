@@ -64,7 +64,9 @@ class Mailbox:
     def add_question(self, question: Question) -> bool:
         """Queues a question; returns False where there is no room."""
         if len(self._waiting) + len(self._unsent) >= MAX_WAITING:
+            # A sidecar that answers some and not others must not hold the places of those for ever.
             self._unsent = deque(question for question in self._unsent if not question.reply.done())
+            self._waiting = {seq: sent for seq, sent in self._waiting.items() if not sent.reply.done()}
             if len(self._waiting) + len(self._unsent) >= MAX_WAITING:
                 return False
         self._unsent.append(question)

@@ -1,0 +1,45 @@
+"""How many questions may be under way at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.unit.worker_client.builders import build_profile
+from worker_client.mailbox import MAX_WAITING, Mailbox
+from worker_client.model import ClientPolicy
+from worker_client.question import Question
+from worker_client.request import RequestFacts
+from worker_client.stats import Stats
+
+
+def build_question() -> Question:
+    """A question that somebody waits for."""
+    loop = asyncio.get_running_loop()
+    return Question(RequestFacts(), build_profile(), ClientPolicy(), loop.create_future(), loop.time())
+
+
+async def fill(mailbox: Mailbox) -> list[Question]:
+    """As many questions as there is room for, all of them sent."""
+    questions = [build_question() for _ in range(MAX_WAITING)]
+    assert all(mailbox.add_question(question) for question in questions)
+    while mailbox.next_question() is not None:
+        pass
+    return questions
+
+
+async def test_questions_under_way_are_bounded() -> None:
+    """While every place is waited for, the next question is refused, and is decided without the sidecar."""
+    mailbox = Mailbox(Stats(), lambda error: None)
+    await fill(mailbox)
+    assert not mailbox.add_question(build_question())
+
+
+async def test_question_that_nobody_waits_for_gives_up_its_place() -> None:
+    """A sidecar that answers some questions only does not stop the others in the end."""
+    mailbox = Mailbox(Stats(), lambda error: None)
+    questions = await fill(mailbox)
+    for late in questions[1:]:
+        late.reply.set_result(None)
+    assert mailbox.add_question(build_question())
+    assert mailbox.take(questions[1].seq) is None
+    assert mailbox.take(questions[0].seq) is questions[0]
