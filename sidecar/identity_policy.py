@@ -11,10 +11,12 @@ from pydantic import (
     AwareDatetime,
     BeforeValidator,
     Discriminator,
-    Field,
     Tag,
+    ValidationError,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic_core import ErrorDetails, InitErrorDetails
 
 from sidecar.catalogue import CARRIERS, DEFAULT_ORDER, DYNAMO_ORDER, NEVER_HEADERS, TRTLLM_SERVE_ORDER
 from sidecar.header_name import check_header_name
@@ -75,16 +77,61 @@ Entry: TypeAlias = Annotated[
 ]
 
 
-def key_of(entry: str | OwnHeader) -> str:
-    """Returns the name of an entry of the order among the carriers."""
-    return entry if isinstance(entry, str) else entry.key
-
-
-def _check_distinct(order: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    twice = [key for key, count in Counter(map(key_of, order)).items() if count > 1]
-    if twice:
-        raise ValueError(f"occurs twice: {', '.join(twice)}")
+def _check_filled(order: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    if not order:
+        raise ValueError("has no carrier")
     return order
+
+
+def _make_fault(key: str, reason: str) -> InitErrorDetails:
+    return InitErrorDetails(
+        type="value_error", loc=(key,) if key else (), input=None, ctx={"error": ValueError(reason)}
+    )
+
+
+def _repeat_fault(fault: ErrorDetails) -> InitErrorDetails:
+    return InitErrorDetails(
+        type=fault["type"], loc=fault["loc"], input=fault["input"], ctx=fault.get("ctx", {})
+    )
+
+
+def _find_repetitions(order: object) -> list[str]:
+    keys = map(_key_of, order) if isinstance(order, (list, tuple)) else ()
+    return [key for key, count in Counter(filter(None, keys)).items() if count > 1]
+
+
+def _key_of(entry: object) -> str:
+    """Returns the name of an entry of the order among the carriers; empty if it has none."""
+    if isinstance(entry, OwnHeader):
+        return entry.key
+    header = entry.get("header") if isinstance(entry, Mapping) else None
+    if isinstance(header, str):
+        return f"header:{header.lower()}"
+    return entry if isinstance(entry, str) else ""
+
+
+def _find_idle_keys(fields: Mapping[str, Any]) -> list[str]:
+    unchanged = fields["ids"] == "unchanged"
+    idle = (
+        (unchanged and fields["scope"] != "off", "ids: unchanged keeps no tenants apart; scope must be off"),
+        (
+            unchanged and fields["trajectory_scope"] == "run",
+            "ids: unchanged keeps no runs apart; trajectory_scope must be none",
+        ),
+        (
+            fields["subagents"] == "off" and fields["prompt_cache_key"] == "affinity",
+            "subagents: off places nothing by prompt_cache_key",
+        ),
+        (
+            fields["subagents"] == "off" and fields["agent_context"] == "affinity-only",
+            "subagents: off places nothing by agent_context; leave it out of the order",
+        ),
+        (
+            fields["agent_context"] == "affinity-only" and fields["trajectory_scope"] == "run",
+            "agent_context: affinity-only reads no trajectory; trajectory_scope must be none",
+        ),
+    )
+    return [reason for holds, reason in idle if holds]
 
 
 class IdentityPolicy(PolicyPart):
@@ -92,7 +139,7 @@ class IdentityPolicy(PolicyPart):
 
     profile: Literal["default", "trtllm-serve", "dynamo"] = "default"
     """Gives the keys that are not written."""
-    order: Annotated[tuple[Entry, ...], AfterValidator(_check_distinct), Field(min_length=1)] = DEFAULT_ORDER
+    order: Annotated[tuple[Entry, ...], AfterValidator(_check_filled)] = DEFAULT_ORDER
     """The carriers to read, first choice first; others are not read."""
     scope: Literal["off", "weak", "all"] = "weak"
     subagents: Literal["off", "context", "both"] = "context"
@@ -101,41 +148,28 @@ class IdentityPolicy(PolicyPart):
     trajectory_scope: Literal["none", "run"] = "none"
     prompt_cache_key: Literal["ignore", "affinity"] = "ignore"
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _fill_from_profile(cls, content: Any) -> Any:
+    def _check_together(cls, content: Any, validate: ModelWrapValidatorHandler[IdentityPolicy]) -> Any:
+        """Fills in from the profile, and tells what is wrong between keys beside what is wrong in them."""
         if not isinstance(content, Mapping):
-            return content
+            return validate(content)
         profile = content.get("profile", "default")
         preset = _PRESETS.get(profile, {}) if isinstance(profile, str) else {}
-        return {**preset, **content}
-
-    @model_validator(mode="after")
-    def _check_combination(self) -> IdentityPolicy:
-        unchanged = self.ids == "unchanged"
-        idle = (
-            (unchanged and self.scope != "off", "ids: unchanged keeps no tenants apart; scope must be off"),
-            (
-                unchanged and self.trajectory_scope == "run",
-                "ids: unchanged keeps no runs apart; trajectory_scope must be none",
-            ),
-            (
-                self.subagents == "off" and self.prompt_cache_key == "affinity",
-                "subagents: off places nothing by prompt_cache_key",
-            ),
-            (
-                self.subagents == "off" and self.agent_context == "affinity-only",
-                "subagents: off places nothing by agent_context; leave it out of the order",
-            ),
-            (
-                self.agent_context == "affinity-only" and self.trajectory_scope == "run",
-                "agent_context: affinity-only reads no trajectory; trajectory_scope must be none",
-            ),
-        )
-        reasons = [reason for holds, reason in idle if holds]
-        if reasons:
-            raise ValueError("; ".join(reasons))
-        return self
+        content = {**preset, **content}
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
+        faults = []
+        if twice := _find_repetitions(content.get("order")):
+            faults.append(_make_fault("order", f"occurs twice: {', '.join(twice)}"))
+        if idle := _find_idle_keys({**defaults, **content}):
+            faults.append(_make_fault("", "; ".join(idle)))
+        try:
+            policy = validate(content)
+        except ValidationError as error:
+            faults = [*map(_repeat_fault, error.errors()), *faults]
+        if faults:
+            raise ValidationError.from_exception_data(cls.__name__, faults)
+        return policy
 
 
 def _check_time(value: Any) -> Any:
