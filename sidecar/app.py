@@ -17,7 +17,6 @@ from grpc_reflection.v1alpha import reflection
 
 from sidecar import admin, exporter, health, servicer
 from sidecar.address import Address, TcpAddress
-from sidecar.census import Census
 from sidecar.conversation_admin import ConversationAdmin
 from sidecar.counters import Counters, Labels
 from sidecar.decider import Decider
@@ -40,6 +39,7 @@ from sidecar.stream import StreamServicer
 from sidecar.tls import CertificateSource
 from sidecar.tracing import DecisionTracer, make_tracer
 from sidecar.web import WebServer, start_web
+from sidecar.whereabouts import Whereabouts
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 _OPTIONS = (
@@ -136,7 +136,6 @@ async def start_app(
     recorder = Recorder(time.time)
     gate = DrainGate()
     well = health.Health(("listener", "sigterm"))
-    census = Census(counters)
     registry = exporter.make_registry(counters, holder)
     observe_latency_s = exporter.make_latency_histogram(registry).observe
     tracer = make_tracer(environment)
@@ -146,10 +145,8 @@ async def start_app(
     counters.gauge("one_shot_percent", lambda: _show_shares(guard))
     watch = IdentityWatch(guard, counters)
     lifecycle = Lifecycle(placement, counters)
-    decider = Decider(
-        holder, placement, recorder, counters, census, watch, lifecycle, observe_latency_s, tracer
-    )
-    outcomes = OutcomeLog(counters, census)
+    decider = Decider(holder, placement, recorder, counters, watch, lifecycle, observe_latency_s, tracer)
+    outcomes = OutcomeLog(counters, Whereabouts())
     streams = StreamServicer(
         decider, holder, recorder, outcomes, placement, lifecycle, counters, defects, gate
     )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from routing_hints.v1 import service_pb2
 from sidecar.answer_codec import encode_answer
-from sidecar.census import Census
 from sidecar.compiled import CompiledPolicy, PlacementSettings
 from sidecar.counters import Counters
 from sidecar.decision_log import DecisionLog
@@ -39,7 +38,6 @@ class Decider:
         placement: chooses ranks.
         recorder: keeps the decisions.
         counters: counts them.
-        census: hears of every conversation.
         watch: hears of every identity, and says whose ids are not to be attached.
         lifecycle: hears of last requests.
         observe_latency_s: gets the seconds that a decision took.
@@ -52,7 +50,6 @@ class Decider:
         placement: Placement,
         recorder: Recorder,
         counters: Counters,
-        census: Census,
         watch: IdentityWatch,
         lifecycle: Lifecycle,
         observe_latency_s: Callable[[float], None],
@@ -62,7 +59,6 @@ class Decider:
         self._placement = placement
         self._recorder = recorder
         self._counters = counters
-        self._census = census
         self._watch = watch
         self._lifecycle = lifecycle
         self._observe_latency_s = observe_latency_s
@@ -139,7 +135,6 @@ class Decider:
             ("phase", query.phase.name.lower()),
             ("source", answer.source.name.lower()),
         )
-        self._census.note_request(query.phase, answer.conversation_hash)
         for notice in answer.notices:
             self._counters.add("notices", ("notice", notice))
         if query.router_rank is not None and query.engine.rank_source is RankSource.SIDECAR:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from sidecar.census import Census
 from sidecar.counters import Counters, Labels
 from sidecar.local_reason import label_reason
 from sidecar.model import AdpRouter, FinishReport, Phase, RankDirective, RankSource
 from sidecar.recorder import Record
+from sidecar.whereabouts import Whereabouts
 
 RECENT_REQUESTS = 200
 """So many requests of a leg make up its share of affinity."""
@@ -25,12 +25,12 @@ class OutcomeLog:
 
     Args:
         counters: gets every counter of docs/reference.md that is about ends, and `affinity_active`.
-        census: knows where conversations were before.
+        whereabouts: knows where conversations were before.
     """
 
-    def __init__(self, counters: Counters, census: Census) -> None:
+    def __init__(self, counters: Counters, whereabouts: Whereabouts) -> None:
         self._counters = counters
-        self._census = census
+        self._whereabouts = whereabouts
         self._recent: dict[Phase, deque[bool]] = {}
         counters.gauge("affinity_active", self._read_active_shares)
         counters.declare("withheld_without_id")
@@ -68,7 +68,7 @@ class OutcomeLog:
         effect = "unknown"
         conversation = record.answer.conversation_hash
         if report.observed_dp_rank is not None and conversation:
-            effect = self._census.note_place(
+            effect = self._whereabouts.note(
                 _PHASES[record.phase], conversation, record.worker_id, report.observed_dp_rank
             )
         self._counters.add("effects", *labels, ("effect", effect))

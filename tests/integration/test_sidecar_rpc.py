@@ -228,7 +228,6 @@ async def test_stats_count_what_happened(
     assert counted == {
         ("decisions", *common, "directive=withhold", "mode=on", "phase=prefill", "source=header"): 1,
         ("decisions", *common, "directive=forward", "mode=on", "phase=prefill", "source=session_control"): 1,
-        ("conversations", "phase=prefill"): 2,
         ("notices", "notice=adp-router-unknown"): 1,
         ("identities", "carrier=header:x-session-id"): 1,
         ("identities", "carrier=session_control.session_id"): 1,

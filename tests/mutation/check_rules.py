@@ -54,7 +54,6 @@ def run_rows_of(folder: Path) -> int:
 async def run_rows() -> int:
     """Runs the rows in this process, the contract's codecs included; returns 1 at the first that fails."""
     from routing_hints.v1 import service_pb2
-    from sidecar.census import Census
     from sidecar.counters import Counters
     from sidecar.decider import Decider
     from sidecar.guard import OneShotGuard
@@ -85,7 +84,6 @@ async def run_rows() -> int:
             placement,
             Recorder(time.time),
             counters,
-            Census(counters),
             IdentityWatch(OneShotGuard(time.monotonic), counters),
             Lifecycle(placement, counters),
             observe_latency_s=lambda seconds: None,

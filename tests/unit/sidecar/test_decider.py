@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
-from sidecar.census import Census
 from sidecar.counters import Counters
 from sidecar.decider import Decider
 from sidecar.guard import COHORT_S, OneShotGuard
@@ -36,7 +35,6 @@ class Setup:
             self.placement,
             Recorder(lambda: 0.0),
             self.counters,
-            Census(self.counters),
             IdentityWatch(self.guard, self.counters),
             lifecycle,
             lambda _seconds: None,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sidecar.census import Census
 from sidecar.counters import Counters
 from sidecar.enrich import decide
 from sidecar.model import (
@@ -26,6 +25,7 @@ from sidecar.outcome import OutcomeLog
 from sidecar.policy import Policy
 from sidecar.policy_compiler import compile_policy
 from sidecar.recorder import Recorder
+from sidecar.whereabouts import Whereabouts
 
 _FORWARD, _WITHHOLD, _PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE
 _ENGINE = Engine(EngineDialect.CONVERSATION_PARAMS, AdpRouter.CONVERSATION)
@@ -45,13 +45,11 @@ class _Desk:
 
     def __init__(self) -> None:
         self.counters = Counters()
-        self.census = Census(self.counters)
-        self.log = OutcomeLog(self.counters, self.census)
+        self.log = OutcomeLog(self.counters, Whereabouts())
         self.recorder = Recorder(lambda: 0.0)
 
     def take(self, query: Query = _QUERY, **report: Any) -> None:
         answer = decide(query, compile_policy(Policy()))
-        self.census.note_request(query.phase, answer.conversation_hash)
         decision_id = self.recorder.record(query, answer)
         end = FinishReport("r", query.phase, decision_id, 1, _WITHHOLD, True, "", None, None, 0)
         end = end._replace(**report)
