@@ -26,6 +26,18 @@ _DECISIONS = {int(member): member for member in Decision if member}
 _SCOPES = {int(member): member for member in IdScope if member}
 
 _MAX_UINT32 = 2**32 - 1
+BODY_FIELDS = (
+    "conversation",
+    "conversation.id",
+    "litellm_session_id",
+    "metadata.session_id",
+    "metadata.user_id",
+    "prompt_cache_key",
+    "session_id",
+    "session_params.session_id",
+)
+"""Of a request's body, by dotted path, what can say anything about its conversation."""
+_SECRET_HEADERS = frozenset({"api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 
 def encode_engine(engine: EngineProfile) -> types_pb2.EngineProfile:
@@ -61,10 +73,17 @@ def encode_request(
 
 
 def name_every_carrier(facts: RequestFacts) -> ClientPolicy:
-    """Returns a policy that sends all that `facts` hold, for a sidecar that did not say what it reads."""
+    """Returns a policy that sends whatever can name a conversation, for a sidecar that names no carriers.
+
+    That are all headers but those that hold a secret, since any may be the site's own; of the body the known
+    fields alone, since the rest is the conversation itself.
+    """
     metadata = [name for name in facts.metadata if isinstance(name, str)]
     return ClientPolicy(
-        headers=tuple(facts.headers), metadata=tuple(metadata[:MAX_ENTRIES]), annotations=("",)
+        headers=tuple(name for name in facts.headers if name not in _SECRET_HEADERS),
+        metadata=tuple(metadata[:MAX_ENTRIES]),
+        body=BODY_FIELDS,
+        annotations=("",),
     )
 
 

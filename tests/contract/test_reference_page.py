@@ -17,7 +17,7 @@ OTHER_WORDS = re.compile(
     r"|session-control|parent-session|parent-trajectory|utf-8|drain-timeout-s|(socket|tls|metrics)-[a-z-]+|max-remembered"
     # Names of headers, keys, carriers and profiles: docs/identity.md and the default policy have them.
     r"|thread-id|session-id|conversation-id|request-id|claude-code|nemo-relay|trtllm-serve|print-default"
-    r"|print-policy|conversation-id"
+    r"|print-policy|conversation-id|api-key|proxy-authorization"
 )
 
 

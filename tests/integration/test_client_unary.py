@@ -72,11 +72,28 @@ async def test_sidecar_without_a_stream_is_asked_by_unary_calls_and_that_is_said
 
 
 async def test_every_header_is_sent_to_a_sidecar_that_names_none(tmp_path: Path) -> None:
-    """Without a policy the client can't know which header names the conversation."""
+    """Without a policy the client can't know which header names the conversation; a secret is none."""
+    headers = {"X-Session-ID": "by-header", "Accept": "*/*", "Authorization": "Bearer s", "Cookie": "s=1"}
     async with run_unary_sidecar(tmp_path / "s") as asked, make_client(tmp_path / "s") as client:
-        plan = await ask(client, None, headers={"X-Session-ID": "by-header", "Accept": "*/*"})
+        plan = await ask(client, None, headers=headers)
     assert plan.conversation_id == "unary:by-header"
     assert dict(asked[0].identity.headers) == {"x-session-id": "by-header", "accept": "*/*"}
+
+
+async def test_known_fields_of_the_body_are_sent_to_a_sidecar_that_names_none(tmp_path: Path) -> None:
+    """A body's identity arrives there too, and what the user wrote does not."""
+    body = {
+        "metadata": {"user_id": '{"session_id":"s-1"}', "note": "private"},
+        "conversation": {"id": "conv_1"},
+        "messages": "private",
+        "prompt": "private",
+    }
+    async with run_unary_sidecar(tmp_path / "s") as asked, make_client(tmp_path / "s") as client:
+        await ask(client, None, body=body)
+    assert dict(asked[0].identity.body) == {
+        "metadata.user_id": '{"session_id":"s-1"}',
+        "conversation.id": "conv_1",
+    }
 
 
 async def test_refused_question_falls_to_the_local_rule_and_the_next_is_asked(tmp_path: Path) -> None:
