@@ -104,7 +104,7 @@ def read_request(
     facts.tenant = _read_tenant(text, tenant, source, routing, facts.headers)
     params = as_mapping(body_fields.get("conversation_params"))
     params = params or as_mapping(source.get("conversation_params"))
-    facts.conversation_id = text.read(params.get("conversation_id"))
+    facts.conversation_id = text.read(_spell_number(params.get("conversation_id")))
     if agent:
         final = agent.get("session_final")
         facts.agent_context = AgentContext(
@@ -220,6 +220,17 @@ def read_body(body: object, path: str, notices: list[str]) -> str:
     """
     value = dig(body, path)
     return "" if isinstance(value, Mapping) else read_text(value, notices)
+
+
+def _spell_number(value: object) -> object:
+    """Returns a number as its text and anything else as it is, as TensorRT-LLM's own edge does.
+
+    Source: `ConversationParams` of `tensorrt_llm/serve/openai_protocol.py`.
+    """
+    try:
+        return str(value) if isinstance(value, (int, float)) else value
+    except ValueError:
+        return value  # Python spells no integer of more than 4,300 digits
 
 
 def _read_phase(phase: object, has_prefill_result: bool) -> Phase:

@@ -134,6 +134,25 @@ def test_tenant_has_an_order_of_sources(
     assert read(request_, headers=headers, tenant=tenant).tenant == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "read_as", "notices"),
+    [
+        (" a ", " a ", []),
+        (4711, "4711", []),
+        (1.5, "1.5", []),
+        (True, "True", []),
+        (None, "", []),
+        (["a"], "", ["value-not-text-dropped"]),
+        (10**4300, "", ["value-not-text-dropped"]),
+    ],
+    ids=lambda value: repr(value) if not isinstance(value, int) or value < 10**9 else "huge",
+)
+def test_a_number_names_a_conversation_as_its_text(given: object, read_as: str, notices: list[str]) -> None:
+    """TensorRT-LLM's own edge spells what `conversation_params` holds; both must name it alike."""
+    facts = read({}, body={"conversation_params": {"conversation_id": given}})
+    assert (facts.conversation_id, facts.notices) == (read_as, notices)
+
+
 @pytest.mark.parametrize("rank", [True, "1", -1, 65_536, 2**40, 1.0, [1]], ids=repr)
 def test_rank_that_is_none_is_dropped_with_a_notice(rank: object) -> None:
     """Only whole numbers of the contract's range are ranks."""
