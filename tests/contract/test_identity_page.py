@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.captures import load_capture
+from tests.fixtures.captures import DATA, load_capture
 
 PAGE = (Path(__file__).parents[2] / "docs" / "identity.md").read_text(encoding="utf-8")
 RELEASES = ["1.1", "1.2", "1.3", "1.6"]
@@ -46,6 +46,34 @@ CELLS = [
     ("x-deepseek-harness-session-id", "1.3", "1.3.1/agg_hdr_deepseek_session"),
     ("x-deepseek-harness-session-id", "1.6", "1.6.1/agg_hdr_deepseek_session"),
 ]
+# The same of captures that show nothing else.
+FURTHER_CELLS = [
+    ("nvext.session_control", "1.3", "1.3.1/rejected_nvext_session_control_open"),
+    ("nvext.session_control", "1.6", "1.6.1/rejected_nvext_session_control_open"),
+    ("action: bind", "1.1", "1.1.1/rejected_nvext_session_control_bind"),
+    ("action: bind", "1.2", "1.2.1/rejected_nvext_session_control_bind"),
+    ("action: bind", "1.3", "1.3.1/rejected_nvext_session_control_bind"),
+    ("action: bind", "1.6", "1.6.1/rejected_nvext_session_control_bind"),
+    ("nvext.agent_context", "1.3", "1.3.1/rejected_nvext_agent_context_v12"),
+    ("without one", "1.1", "1.1.1/agg_nvext_agent_context"),
+    ("without one", "1.2", "1.2.1/rejected_nvext_agent_context_session_only"),
+    ("without one", "1.3", "1.3.1/rejected_nvext_agent_context_session_only"),
+    ("without one", "1.6", "1.6.1/rejected_nvext_agent_context"),
+    ("x-session-id", "1.2", "1.2.1/agg_hdr_opencode_session"),
+    ("x-session-id", "1.3", "1.3.1/agg_hdr_opencode_session"),
+    ("conversation", "1.1", "1.1.1/agg_responses_conversation"),
+    ("conversation", "1.2", "1.2.1/agg_responses_conversation"),
+    ("conversation", "1.3", "1.3.1/agg_responses_conversation"),
+    ("conversation", "1.6", "1.6.1/agg_responses_conversation"),
+    ("prompt_cache_key", "1.1", "1.1.1/rejected_body_prompt_cache_key"),
+    ("prompt_cache_key", "1.2", "1.2.1/rejected_body_prompt_cache_key"),
+    ("prompt_cache_key", "1.3", "1.3.1/agg_responses_prompt_cache_key"),
+    ("prompt_cache_key", "1.6", "1.6.1/agg_body_prompt_cache_key"),
+    ("conversation_id", "1.1", "1.1.1/rejected_body_conversation_id"),
+    ("conversation_id", "1.2", "1.2.1/rejected_body_conversation_id"),
+    ("conversation_id", "1.3", "1.3.1/rejected_body_conversation_id"),
+    ("conversation_id", "1.6", "1.6.1/rejected_body_conversation_id"),
+]
 
 
 def read_cells() -> dict[tuple[str, str], str]:
@@ -62,6 +90,11 @@ def read_cells() -> dict[tuple[str, str], str]:
 
 def find_carrier(capture: dict[str, object]) -> str:
     """The place where an identity stands in what the worker was handed; `-` for nowhere."""
+    if capture["worker_request"] is None:
+        response = capture["http_response"]
+        assert isinstance(response, dict)
+        assert response["status"] == 400
+        return "refused"
     request, context = capture["worker_request"], capture["worker_context"]
     assert isinstance(request, dict)
     assert isinstance(context, dict)
@@ -76,15 +109,28 @@ def find_carrier(capture: dict[str, object]) -> str:
     return "-"
 
 
-@pytest.mark.parametrize(("sent", "release", "capture"), CELLS)
-def test_the_table_says_what_the_captures_show(sent: str, release: str, capture: str) -> None:
-    """Whether and where a carrier arrives was seen at a real worker."""
+@pytest.mark.parametrize(
+    ("sent", "release", "capture", "folder"),
+    [
+        *((*cell, "captures") for cell in CELLS),
+        *((*cell, "reachability") for cell in FURTHER_CELLS),
+    ],
+)
+def test_the_table_says_what_the_captures_show(sent: str, release: str, capture: str, folder: str) -> None:
+    """Whether and where a carrier arrives was seen at a real frontend and worker."""
     row = [
         cell
         for (name, column), cell in read_cells().items()
-        if column == release and re.search(rf"`{re.escape(sent)}`", name)
+        if column == release and re.search(rf"`{re.escape(sent)}`|\b{re.escape(sent)}$", name)
     ]
-    assert row == [find_carrier(load_capture(capture))]
+    assert row == [find_carrier(load_capture(capture, folder))]
+
+
+def test_every_capture_of_reachability_is_held_against_the_table() -> None:
+    """No capture lies there unused."""
+    folder = DATA / "reachability"
+    kept = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.json")}
+    assert kept == {capture for _, _, capture in FURTHER_CELLS}
 
 
 def test_codex_arrives_as_a_tree_on_1_3_and_as_a_thread_on_1_6() -> None:
