@@ -36,7 +36,13 @@ def _choice_of(enum_type: object, prefix: str) -> click.Choice[str]:
 @click.option("--agent-session", metavar="ID", help="agent_context.session_id.")
 @click.option("--agent-parent", metavar="ID", help="agent_context.parent_session_id.")
 @click.option("--agent-trajectory", metavar="ID", help="agent_context.trajectory_id.")
+@click.option("--agent-parent-trajectory", metavar="ID", help="agent_context.parent_trajectory_id.")
+@click.option("--agent-final", is_flag=True, help="agent_context.session_final.")
 @click.option("--session-control", metavar="ID", help="routing.session_control.session_id.")
+@click.option("--session-action", metavar="ACTION", help="routing.session_control.action.")
+@click.option(
+    "--session-timeout", type=click.IntRange(0, 2**31 - 1), help="routing.session_control.timeout, s."
+)
 @click.option("--tenant", metavar="NAME", help="Whose request it is.")
 @click.option("--phase", type=_choice_of(types_pb2.Phase, "PHASE_"), default="prefill", show_default=True)
 @click.option(
@@ -66,13 +72,17 @@ def explain(
     agent_session: str | None,
     agent_parent: str | None,
     agent_trajectory: str | None,
+    agent_parent_trajectory: str | None,
     session_control: str | None,
+    session_action: str | None,
+    session_timeout: int | None,
     tenant: str | None,
     phase: str,
     dialect: str,
     adp_router: str,
     rank_source: str | None,
     *,
+    agent_final: bool,
     subagent_affinity: bool,
     dp_size: int,
     dp_rank: int | None,
@@ -92,12 +102,21 @@ def explain(
         annotations=annotation,
         body=dict(_split(text, "=", "--body") for text in body),
     )
-    if agent_session or agent_parent or agent_trajectory:
-        identity.agent_context.session_id = agent_session or ""
-        identity.agent_context.parent_session_id = agent_parent or ""
-        identity.agent_context.trajectory_id = agent_trajectory or ""
-    if session_control:
-        identity.session_control.session_id = session_control
+    agent_context = types_pb2.AgentContext(
+        session_id=agent_session,
+        parent_session_id=agent_parent,
+        trajectory_id=agent_trajectory,
+        parent_trajectory_id=agent_parent_trajectory,
+    )
+    if agent_final:
+        agent_context.session_final = True
+    if agent_context.ByteSize():
+        identity.agent_context.CopyFrom(agent_context)
+    control = types_pb2.SessionControl(
+        session_id=session_control, action=session_action, timeout=session_timeout
+    )
+    if control.ByteSize():
+        identity.session_control.CopyFrom(control)
     request = service_pb2.EnrichRequest(
         phase=f"PHASE_{phase.upper()}",
         identity=identity,

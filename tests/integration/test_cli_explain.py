@@ -123,6 +123,21 @@ def test_every_carrier_can_be_typed(invoke_command: RunCommand) -> None:
     ]
 
 
+def test_the_end_of_a_conversation_can_be_typed(invoke_command: RunCommand) -> None:
+    """A last request, a parent and a timeout that nothing obeys are shown."""
+    shown = invoke_command(
+        "explain",
+        *("--agent-trajectory", "t-1", "--agent-parent-trajectory", "t-0", "--agent-final"),
+        *("--session-control", "s-1", "--session-action", "close", "--session-timeout", "300"),
+    ).stdout.splitlines()
+    (taken,) = (line for line in shown if "TAKEN" in line)
+    (outranked,) = (line for line in shown if "outranked" in line)
+    assert taken.split()[0] == "agent_context.trajectory_id"
+    assert taken.endswith("has-parent last-request")
+    assert outranked.split()[0] == "session_control.session_id"
+    assert outranked.endswith("last-request timeout-not-used:300s")
+
+
 def test_the_page_shows_what_is_shown(invoke_command: RunCommand) -> None:
     """The example of docs/identity.md is what the command prints, some lines left out."""
     page = (Path(__file__).parents[2] / "docs" / "identity.md").read_text()
