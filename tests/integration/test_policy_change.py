@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta, timezone
+from itertools import groupby
 from pathlib import Path
 
 import grpc
@@ -193,6 +194,60 @@ async def test_the_identity_part_changes_at_its_moment(
     assert answer.identity_epoch == swapped.identity_epoch
     assert answer.source == types_pb2.IDENTITY_SOURCE_NONE
     stream.cancel()
+
+
+async def _name_until_changed(
+    name: Callable[[], Awaitable[service_pb2.EnrichResponse]],
+) -> list[tuple[str, str, str]]:
+    """Revision, epoch and id of each answer, until a hundred of the second epoch have come."""
+    seen: list[tuple[str, str, str]] = []
+    while sum(answer[1] != seen[0][1] for answer in seen) < 100:
+        answer = await name()
+        seen.append((answer.policy_revision, answer.identity_epoch, answer.hints.conversation_id))
+    return seen
+
+
+async def test_an_identity_change_under_load_fails_no_request(
+    channel: grpc.aio.Channel, config: ConfigMap, sidecar: SidecarProcess
+) -> None:
+    """Each stream and unary caller gets the old name by the old epoch, and from one answer on the new."""
+    request = service_pb2.EnrichRequest(
+        phase=types_pb2.PHASE_PREFILL,
+        identity=types_pb2.Identity(headers={"x-session-id": "old-name", "X-Acme": "new-name"}),
+        engine=_ENGINE,
+    )
+    moment = datetime.now(timezone.utc) + timedelta(seconds=5)
+    order = "order: [{header: X-Acme}, conversation_id]"
+    config.write(f"next_identity: {{effective_at: '{moment.isoformat()}', {order}}}\n")
+    sidecar.signal(signal.SIGHUP)
+    await asyncio.to_thread(sidecar.wait_for_line, "policy_loaded")
+
+    async def ask_by_stream() -> list[tuple[str, str, str]]:
+        stream, _ = await _open_stream(channel)
+
+        async def name() -> service_pb2.EnrichResponse:
+            item = service_pb2.EnrichItem(seq=1, request=request)
+            await stream.write(service_pb2.EnrichStreamRequest(items=[item]))
+            message = await stream.read()
+            while not message.results:
+                message = await stream.read()
+            assert message.results[0].WhichOneof("outcome") == "response"
+            return message.results[0].response
+
+        seen = await _name_until_changed(name)
+        stream.cancel()
+        return seen
+
+    enrich = service_pb2_grpc.RoutingHintsServiceStub(channel).Enrich
+    runs = await asyncio.gather(
+        ask_by_stream(), ask_by_stream(), ask_by_stream(), _name_until_changed(lambda: enrich(request))
+    )
+    steps = [[answer for answer, _ in groupby(seen)] for seen in runs]
+    assert [[name for _, _, name in each] for each in steps] == [["old-name", "new-name"]] * 4
+    assert len({tuple(each) for each in steps}) == 1
+    (old_revision, old_epoch, _), (new_revision, new_epoch, _) = steps[0]
+    assert old_revision != new_revision
+    assert old_epoch != new_epoch
 
 
 async def test_the_worker_client_follows_a_change(config: ConfigMap, sidecar: SidecarProcess) -> None:
