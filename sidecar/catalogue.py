@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from sidecar.baggage_carrier import make_baggage_carrier
 from sidecar.body_carrier import ANNOTATION, METADATA, USER_ID, make_body_carrier
-from sidecar.carrier import TENANT_HEADER, Carrier
+from sidecar.carrier import FINAL_HEADER, TENANT_HEADER, Carrier
 from sidecar.codex_carrier import CODEX
 from sidecar.header_carrier import make_agent_carrier, make_header_carrier
 from sidecar.structured_carrier import AGENT_CONTEXT, CONVERSATION_ID, SESSION_CONTROL
@@ -95,10 +95,12 @@ DYNAMO_ORDER = (
 _USER = "names a user, who has many conversations"
 _TENANT = "names a tenant"
 _REQUEST = "names a request"
+_PARENT = "names the conversation that started this one"
 _ENDPOINT = "names a worker"
 _INTERNAL = "is set inside of a serving stack only"
 
 NEVER_HEADERS: Mapping[str, str] = {
+    **{header: _PARENT for carrier in _DEFAULT for header in carrier.parent_fields.headers},
     "x-user-id": _USER,
     TENANT_HEADER: _TENANT,
     "x-request-id": _REQUEST,
@@ -106,8 +108,15 @@ NEVER_HEADERS: Mapping[str, str] = {
     "x-client-request-id": _REQUEST,
     "x-dynamo-request-id": _REQUEST,
     "x-trace-id": _REQUEST,
+    "x-amzn-trace-id": _REQUEST,
+    "x-b3-traceid": _REQUEST,
+    "x-cloud-trace-context": _REQUEST,
+    "x-datadog-trace-id": _REQUEST,
+    "b3": _REQUEST,
     "traceparent": _REQUEST,
     "tracestate": _REQUEST,
+    "baggage": "has members, and only some of them name a conversation",
+    "x-openai-subagent": "names a kind of agent",
     "x-codex-turn-metadata": "changes with every turn",
     "x-codex-window-id": "changes when the history is compacted",
     "session-id": "names a tree of agents",
@@ -118,7 +127,9 @@ NEVER_HEADERS: Mapping[str, str] = {
     "x-smg-target-worker": _ENDPOINT,
     "x-trtllm-subagent-affinity-id": _INTERNAL,
     "x-trtllm-subagent-affinity-auth": _INTERNAL,
+    FINAL_HEADER: "says that a conversation ends",
     "authorization": "is a secret",
+    "proxy-authorization": "is a secret",
     "cookie": "is a secret",
     "x-api-key": "is a secret",
 }

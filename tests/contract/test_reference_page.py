@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 TOKEN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 # Literals of the same shape that are something else.
 OTHER_WORDS = re.compile(
-    r"x-[a-z-]+|rh1-log|rh1-rank|rh1-rollout|rh1-policy|routing-hint.*|local-rule|grpc-|kind-|not-honoured|bad-rank"
+    r"x-[a-z0-9-]+|rh1-log|rh1-rank|rh1-rollout|rh1-policy|routing-hint.*|local-rule|grpc-|kind-|not-honoured|bad-rank"
     r"|session-control|parent-session|parent-trajectory|utf-8|drain-timeout-s|(socket|tls|metrics)-[a-z-]+|max-remembered"
     # Names of headers, keys, carriers and profiles: docs/identity.md and the default policy have them.
     r"|thread-id|session-id|conversation-id|request-id|claude-code|nemo-relay|trtllm-serve|print-default"

@@ -191,14 +191,21 @@ def test_the_native_profile_answers_as_the_published_rule(
     assert (answer.conversation_id, answer.affinity_key) == (expected, expected)
 
 
-_pairs = st.tuples(st.text(min_size=1, max_size=8), st.text(min_size=1, max_size=300)).map(
-    lambda pair: (pair[0].strip(), pair[1].strip())
+def _pair(max_characters: int) -> st.SearchStrategy[tuple[str, str]]:
+    return st.tuples(st.text(min_size=1, max_size=8), st.text(min_size=1, max_size=max_characters)).map(
+        lambda pair: (pair[0].strip(), pair[1].strip())
+    )
+
+
+@given(
+    # Three characters are at most 12 bytes, so scope `weak` keeps them apart too.
+    st.just("scope-all") | st.just("derive-always") | st.just("default"),
+    st.data(),
 )
-
-
-@given(_pairs, _pairs)
-def test_tenants_never_share_an_id_with_scope_all(first: tuple[str, str], second: tuple[str, str]) -> None:
+def test_tenants_never_share_an_id_where_scoping_applies(policy: str, data: st.DataObject) -> None:
     """Different tenants or sessions have different ids, through the whole decision."""
+    pairs = _pair(3 if policy != "scope-all" else 300)
+    first, second = data.draw(pairs), data.draw(pairs)
     ids = [
         decide(
             Query(
@@ -207,7 +214,7 @@ def test_tenants_never_share_an_id_with_scope_all(first: tuple[str, str], second
                 engine=_ENGINE,
                 tenant=tenant,
             ),
-            POLICIES["scope-all"],
+            POLICIES[policy],
         ).conversation_id
         for tenant, session_id in (first, second)
     ]
