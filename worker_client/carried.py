@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from worker_client.foreign import read_body, read_text
 from worker_client.model import ClientPolicy
-from worker_client.request import RequestFacts, read_body, read_text
+from worker_client.request import RequestFacts
 
 _Pairs = tuple[tuple[str, str], ...]
 

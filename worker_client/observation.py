@@ -6,9 +6,10 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
+from worker_client.foreign import as_count, as_mapping, dig
 from worker_client.lru import LruMap
 from worker_client.model import Phase
-from worker_client.request import MAX_RANK, as_count, as_mapping, dig
+from worker_client.request import MAX_RANK
 
 _WINDOW = 50
 _MIN_SAMPLES = 8

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
+from worker_client.foreign import TextReader, as_count, as_mapping, call_method, dig, read_attribute
 from worker_client.model import Phase, RequestKind
 
-MAX_VALUE_BYTES = 16_384
 MAX_ENTRIES = 256
 HEALTH_CHECK_KEY = "_HEALTH_CHECK"
 """Marks a probe of Dynamo's health check. Source: dynamo.health_check of Dynamo 1.6.1."""
@@ -91,15 +91,15 @@ def read_request(
     agent = as_mapping(source.get("agent_context"))
     body_fields = as_mapping(body)
     facts = RequestFacts()
-    text = _TextReader(facts.notices)
+    text = TextReader(facts.notices)
     prefill_result = as_mapping(source.get("prefill_result"))
     facts.phase = _read_phase(phase, bool(prefill_result))
     facts.kind = _read_kind(kind, source)
-    facts.request_id = text.read(_call(context, "id"), limit=256)
+    facts.request_id = text.read(call_method(context, "id"), limit=256)
     facts.model = text.read_first(source.get("model"), body_fields.get("model"), limit=1024)
     facts.prompt_tokens = _count_tokens(source.get("token_ids"))
     facts.headers = _read_headers(text, headers, agent.get("agent_headers"))
-    trace = as_mapping(_call(context, "trace_headers"))
+    trace = as_mapping(call_method(context, "trace_headers"))
     facts.traceparent = text.read_first(trace.get("traceparent"), facts.headers.get("traceparent"), limit=256)
     facts.tenant = _read_tenant(text, tenant, source, routing, facts.headers)
     params = as_mapping(body_fields.get("conversation_params"))
@@ -121,7 +121,7 @@ def read_request(
             action=text.read(control.get("action"), limit=64),
             timeout=as_count(control.get("timeout"), most=2**63) or 0,
         )
-    facts.metadata = as_mapping(_attribute(context, "metadata"))
+    facts.metadata = as_mapping(read_attribute(context, "metadata"))
     facts.annotations = _read_annotations(text, source.get("annotations"))
     facts.body = body_fields
     facts.router_rank = _read_rank(routing.get("dp_rank"), facts.notices)
@@ -129,97 +129,6 @@ def read_request(
     if prefill_result:
         _read_prefill_result(facts, prefill_result, routing)
     return facts
-
-
-def as_mapping(value: object) -> Mapping[Any, Any]:
-    """Returns `value` if it is a mapping, also one that only behaves like it, else an empty one."""
-    if isinstance(value, dict):
-        return value
-    if value is None:
-        return {}
-    try:
-        if hasattr(value, "keys") and hasattr(value, "__getitem__"):
-            return dict(cast(Mapping[Any, Any], value))
-    except Exception:  # noqa: BLE001  a foreign object may raise anything
-        return {}
-    return {}
-
-
-def as_count(value: object, *, most: int = 2**32 - 1) -> int | None:
-    """Returns `value` if it is a whole number from 0 to `most`, else None."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
-        return value
-    return None
-
-
-def dig(holder: object, path: str) -> object:
-    """Returns the value at a dotted path of nested mappings, None where there is none."""
-    for step in path.split("."):
-        holder = as_mapping(holder).get(step)
-    return holder
-
-
-class _TextReader:
-    """Turns foreign values into text that the contract can carry, noting what it had to drop."""
-
-    def __init__(self, notices: list[str]) -> None:
-        self._notices = notices
-
-    def read(self, value: object, *, limit: int = MAX_VALUE_BYTES) -> str:
-        """Returns `value` as text, empty where it is none or breaks a limit."""
-        if value is None:
-            return ""
-        if type(value) is str and len(value) <= limit and value.isascii():
-            return value  # nearly every value, and each request has dozens
-        if isinstance(value, bytes):
-            try:
-                value = value.decode()
-            except UnicodeDecodeError:
-                return self._drop("value-not-utf8-dropped")
-        if not isinstance(value, str):
-            return self._drop("value-not-text-dropped")
-        if len(value) * 4 > limit:
-            try:
-                size = len(value.encode())
-            except UnicodeEncodeError:
-                return self._drop("value-not-utf8-dropped")
-            return value if size <= limit else self._drop("value-too-long-dropped")
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                return self._drop("value-not-utf8-dropped")
-        return value
-
-    def read_first(self, *values: object, limit: int) -> str:
-        """Returns the first of `values` that is text, empty where none is."""
-        for value in values:
-            if found := self.read(value, limit=limit):
-                return found
-        return ""
-
-    def note(self, notice: str) -> None:
-        """Notes that something was dropped, each thing once."""
-        if notice not in self._notices:
-            self._notices.append(notice)
-
-    def _drop(self, notice: str) -> str:
-        self.note(notice)
-        return ""
-
-
-def read_text(value: object, notices: list[str]) -> str:
-    """Returns `value` as text that the contract can carry, empty where it can't; notes what it drops."""
-    return _TextReader(notices).read(value)
-
-
-def read_body(body: object, path: str, notices: list[str]) -> str:
-    """Returns a field of the body as text; empty where it is none or can't be carried, noting the latter.
-
-    A field that is an object, such as OpenAI's `conversation` in its longer form, holds its text deeper.
-    """
-    value = dig(body, path)
-    return "" if isinstance(value, Mapping) else read_text(value, notices)
 
 
 def _spell_number(value: object) -> object:
@@ -248,21 +157,6 @@ def _read_kind(kind: object, source: Mapping[Any, Any]) -> RequestKind:
     return RequestKind.NORMAL
 
 
-def _attribute(holder: object, name: str) -> object:
-    try:
-        return getattr(holder, name, None)
-    except Exception:  # noqa: BLE001  a foreign object may raise anything
-        return None
-
-
-def _call(holder: object, name: str) -> object:
-    method = _attribute(holder, name)
-    try:
-        return method() if callable(method) else None
-    except Exception:  # noqa: BLE001  a foreign object may raise anything
-        return None
-
-
 def _count_tokens(token_ids: object) -> int:
     if isinstance(token_ids, (bytes, bytearray, memoryview)):
         return len(token_ids) // 4  # DYN_TOKEN_IDS_AS_BYTES packs them as 32-bit integers
@@ -272,7 +166,7 @@ def _count_tokens(token_ids: object) -> int:
         return 0
 
 
-def _read_headers(text: _TextReader, *given: object) -> dict[str, str]:
+def _read_headers(text: TextReader, *given: object) -> dict[str, str]:
     """Returns header names in lower case and their first value; earlier arguments win."""
     headers: dict[str, str] = {}
     for pairs in given:
@@ -300,7 +194,7 @@ def _first_value(value: object) -> object:
 
 
 def _read_tenant(
-    text: _TextReader,
+    text: TextReader,
     tenant: object,
     source: Mapping[Any, Any],
     routing: Mapping[Any, Any],
@@ -313,7 +207,7 @@ def _read_tenant(
     return ""
 
 
-def _read_annotations(text: _TextReader, annotations: object) -> tuple[str, ...]:
+def _read_annotations(text: TextReader, annotations: object) -> tuple[str, ...]:
     if not isinstance(annotations, (list, tuple)):
         return ()
     if len(annotations) > MAX_ENTRIES:
