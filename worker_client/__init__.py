@@ -4,7 +4,7 @@ Begin with `RoutingHintClient.from_env` and `EngineProfile.lazy`. `worker_client
 own tests need. Nothing here imports the sidecar.
 """
 
-from worker_client.client import PendingPlan, RoutingHintClient
+from worker_client.client import RoutingHintClient
 from worker_client.config import Affinity, ClientConfig
 from worker_client.engine import EngineProfile, EngineSource, EngineTypes
 from worker_client.errors import ConfigurationError, RoutingHintsError
@@ -21,6 +21,7 @@ from worker_client.model import (
     RankSource,
     RequestKind,
 )
+from worker_client.pending_plan import PendingPlan
 from worker_client.plan import Plan
 
 __all__ = [

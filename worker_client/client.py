@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from worker_client.announcement import Announcer
 from worker_client.config import Affinity, ClientConfig
@@ -18,7 +17,8 @@ from worker_client.local_rule import resolve_locally
 from worker_client.lru import LruMap
 from worker_client.mailbox import MAX_ENGINES
 from worker_client.memory import Memory
-from worker_client.model import Answer, FinishOutcome, Origin, Phase, RankDirective, RequestKind
+from worker_client.model import Answer, Origin, Phase, RankDirective, RequestKind
+from worker_client.pending_plan import PendingPlan
 from worker_client.plan import Plan
 from worker_client.question import Question
 from worker_client.request import RequestFacts, read_request
@@ -136,7 +136,7 @@ class RoutingHintClient:
                 request, context, phase=phase, headers=headers, body=body, tenant=tenant, kind=kind
             )
 
-        return PendingPlan(self, read, engine)
+        return PendingPlan(partial(self._decide, read, engine))
 
     async def _decide(self, read: Callable[[], RequestFacts], source: EngineSource) -> Plan:
         """Returns the plan of one request. Raises nothing but the caller's cancellation."""
@@ -247,39 +247,3 @@ class RoutingHintClient:
         policy = sent_by if answer.policy_revision == sent_by.revision else current
         if answer.policy_revision == policy.revision and question.is_asked_by(policy):
             self._memory.remember(question.key, answer, question.engine)
-
-
-class PendingPlan:
-    """A plan that was asked for: enter it with `async with`, or await it and call `finish` yourself."""
-
-    def __init__(
-        self, client: RoutingHintClient, read: Callable[[], RequestFacts], engine: EngineSource
-    ) -> None:
-        self._client = client
-        self._read = read
-        self._engine = engine
-        self._plan: Plan | None = None
-
-    def __await__(self) -> Generator[Any, None, Plan]:
-        return self._client._decide(self._read, self._engine).__await__()
-
-    async def __aenter__(self) -> Plan:
-        self._plan = await self
-        return self._plan
-
-    async def __aexit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Ends the request, without waiting: the block may be left in any task, or by the collector."""
-        if self._plan is None:
-            return
-        if error_type is None:
-            outcome = FinishOutcome.COMPLETED
-        elif issubclass(error_type, (asyncio.CancelledError, GeneratorExit)):
-            outcome = FinishOutcome.CANCELLED
-        else:
-            outcome = FinishOutcome.FAILED
-        self._plan.finish(outcome)
