@@ -50,17 +50,18 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
 
 @pytest.fixture
 def docker(tmp_path: Path) -> Path:
-    """A folder with `podman` and `docker`, both of which are this podman; compose is podman-compose."""
+    """A folder with a program `docker` that is this podman; its `compose` is podman-compose."""
     folder = tmp_path / "bin"
     folder.mkdir()
+    # Not on the PATH, where `podman-here` looks for the real one.
+    own_podman = tmp_path / "podman"
     here = f"{ROOT / 'scripts' / 'podman-here'} {Path(os.environ['PODMAN_FOLDER']).resolve()}"
-    compose = f"{sys.executable} -m podman_compose --podman-path {folder}/podman --project-name {PROJECT}"
+    compose = f"{sys.executable} -m podman_compose --podman-path {own_podman} --project-name {PROJECT}"
     programs = {
-        "podman": f'exec {here} "$@"',
-        "docker": f'if [ "$1" = compose ]; then shift; exec {compose} "$@"; fi\nexec {here} "$@"',
+        own_podman: f'exec {here} "$@"',
+        folder / "docker": f'if [ "$1" = compose ]; then shift; exec {compose} "$@"; fi\nexec {here} "$@"',
     }
-    for name, script in programs.items():
-        path = folder / name
+    for path, script in programs.items():
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
     return folder
