@@ -2,6 +2,8 @@
 
 IMAGE_UNDER_TEST  name of the image
 PODMAN_FOLDER     where `scripts/podman-here` keeps its storage
+ENGINE, BASE_IMAGE, BUILD_FLAGS
+                  what `make image` needs on this machine
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,6 +25,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMAGE = os.environ.get("IMAGE_UNDER_TEST", "")
 USER_ID = 65_532
+PROJECT = "rhcompose"
 
 # podman itself takes seconds on a loaded machine.
 pytestmark = pytest.mark.timeout(180)
@@ -42,6 +46,25 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, f"podman {' '.join(arguments)}: {done.stderr}"
     return done
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Path:
+    """A folder with a program `docker` that is this podman; its `compose` is podman-compose."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    # Not on the PATH, where `podman-here` looks for the real one.
+    own_podman = tmp_path / "podman"
+    here = f"{ROOT / 'scripts' / 'podman-here'} {Path(os.environ['PODMAN_FOLDER']).resolve()}"
+    compose = f"{sys.executable} -m podman_compose --podman-path {own_podman} --project-name {PROJECT}"
+    programs = {
+        own_podman: f'exec {here} "$@"',
+        folder / "docker": f'if [ "$1" = compose ]; then shift; exec {compose} "$@"; fi\nexec {here} "$@"',
+    }
+    for path, script in programs.items():
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    return folder
 
 
 def inspect(name: str) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,68 +15,61 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.container.conftest import IMAGE, ROOT, USER_ID, podman
+from tests.container.conftest import IMAGE, PROJECT, ROOT, USER_ID, podman
+from tests.docs.runner import Runner, read_commands_of
+from tests.docs.transcript import is_as_written, run_command
 
-_PROJECT = "rhcompose"
+_WORKER_IMAGE = "localhost/routing-hint-worker:test"
 _WAIT_S = 90.0
-COMPOSE = shutil.which("podman-compose", path=str(Path(sys.executable).parent))
 
 _Report = dict[str, Any]
 
 
-def _compose(*arguments: str, override: Path) -> None:
-    wrapper = override.parent / "podman"
-    here = ROOT / "scripts" / "podman-here"
-    wrapper.write_text(f'#!/bin/sh\nexec {here} {Path(os.environ["PODMAN_FOLDER"]).resolve()} "$@"\n')
-    wrapper.chmod(0o755)
-    files = ("-f", str(ROOT / "deploy" / "compose.yaml"), "-f", str(override))
-    done = subprocess.run(
-        [str(COMPOSE), "--podman-path", str(wrapper), "-p", _PROJECT, *files, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "WORKER_IMAGE": IMAGE, "SIDECAR_IMAGE": IMAGE},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.fixture
-def composed(tmp_path: Path) -> Iterator[None]:
-    """Both services; the worker is `tests/fixtures/load_worker.py`, as another user than the sidecar's."""
-    with tempfile.TemporaryDirectory(prefix="rh") as name:
-        source = Path(name)
-        source.chmod(0o755)
-        shutil.copytree(ROOT / "examples", source / "examples")
-        (source / "load_worker.py").write_bytes((ROOT / "tests/fixtures/load_worker.py").read_bytes())
-        worker = {
-            "entrypoint": ["/opt/routing-hint-sidecar/bin/python", "/source/load_worker.py"],
-            "command": [],
-            "user": "1000:1000",
-            "environment": {"PYTHONPATH": "/source"},
-            "volumes": [f"{source}:/source:ro"],
-        }
-        override = tmp_path / "override.yaml"
-        override.write_text(yaml.safe_dump({"services": {"worker": worker}}))
-        try:
-            _compose("up", "--detach", override=override)
-            yield
-        finally:
-            _compose("down", "--volumes", override=override)
+def worker_image(tmp_path: Path) -> Iterator[str]:
+    """An image of `tests/fixtures/load_worker.py`, which runs as another user than the sidecar's."""
+    context = tmp_path / "worker"
+    shutil.copytree(ROOT / "examples", context / "examples")
+    (context / "load_worker.py").write_bytes((ROOT / "tests/fixtures/load_worker.py").read_bytes())
+    (context / "Dockerfile").write_text(
+        f"""
+        FROM {IMAGE}
+        COPY . /source
+        ENV PYTHONPATH=/source
+        USER 1000:1000
+        ENTRYPOINT ["/opt/routing-hint-sidecar/bin/python", "/source/load_worker.py"]
+        CMD []
+        """
+    )
+    podman("build", "--quiet", "--pull=never", "--tag", _WORKER_IMAGE, str(context))
+    yield _WORKER_IMAGE
+    podman("rmi", "--force", _WORKER_IMAGE)
 
 
 def _read_last_report() -> _Report | None:
-    lines = podman("logs", f"{_PROJECT}_worker_1").stdout.splitlines()
+    lines = podman("logs", f"{PROJECT}_worker_1").stdout.splitlines()
     return json.loads(lines[-2]) if len(lines) > 1 else None
 
 
-@pytest.mark.skipif(COMPOSE is None, reason="podman-compose is not installed")
-@pytest.mark.usefixtures("composed")
-def test_a_worker_of_the_group_is_answered() -> None:
-    """Another user, let in by the supplementary group; no request fails."""
-    deadline = time.monotonic() + _WAIT_S
-    while (report := _read_last_report()) is None or report["plans"].get("sidecar", 0) < 100:
-        assert time.monotonic() < deadline, report
-    assert (report["failures"], report["without_id"]) == (0, 0)
+@pytest.mark.skipif(importlib.util.find_spec("podman_compose") is None, reason="podman-compose is missing")
+def test_a_worker_of_the_group_is_answered(docker: Path, worker_image: str) -> None:
+    """By the page's commands: another user is let in by the supplementary group, and no request fails."""
+    path = os.pathsep.join([str(docker), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "SIDECAR_IMAGE": IMAGE}
+    up, *asking, down = read_commands_of("docs/deploying.md", Runner.COMPOSE)
+    replaced = {"my-worker": worker_image}
+    try:
+        printed = run_command(up, environment, replaced, ROOT, _WAIT_S)
+        deadline = time.monotonic() + _WAIT_S
+        while (report := _read_last_report()) is None or report["plans"].get("sidecar", 0) < 100:
+            assert time.monotonic() < deadline, (report, printed)
+        assert (report["failures"], report["without_id"]) == (0, 0)
+        for command in asking:
+            printed = run_command(command, environment, replaced, ROOT)
+            assert is_as_written(command.output, printed), printed
+    finally:
+        run_command(down, environment, replaced, ROOT, _WAIT_S)
+    assert podman("volume", "exists", f"{PROJECT}_routing-hints", check=False).returncode == 1
 
 
 def test_the_daemon_set_hands_its_folder_over() -> None:

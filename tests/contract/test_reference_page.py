@@ -50,18 +50,34 @@ def string_literals(path: Path) -> set[str]:
     }
 
 
-def called_with_text(path: Path, *methods: str) -> set[str]:
-    """The first arguments of calls of methods with one of these names, where they are literals."""
-    return {
-        node.args[0].value
+def called_with_text(path: Path, *methods: str, position: int = 0) -> set[str]:
+    """An argument of calls of methods with one of these names, where it is a literal."""
+    arguments = [
+        node.args[position]
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in methods
-        and node.args
-        and isinstance(node.args[0], ast.Constant)
-        and isinstance(node.args[0].value, str)
+        and len(node.args) > position
+    ]
+    return {
+        argument.value
+        for argument in arguments
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
     }
+
+
+def listed_under(*headings: str) -> set[str]:
+    """The names in the first column of the tables below these headings."""
+    sections = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+    columns = [
+        line.split("|")[1]
+        for heading, text in sections
+        if heading in headings
+        for line in text.splitlines()
+        if line.startswith("| `")
+    ]
+    return {name for column in columns for name in re.findall(r"`([^`]+)`", column)}
 
 
 @pytest.mark.parametrize("path", source_files(), ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -78,9 +94,24 @@ def test_every_token_of_the_code_is_listed(path: Path) -> None:
 def test_every_counter_and_log_event_is_listed(path: Path) -> None:
     """A counter or a line that an operator may meet can be looked up."""
     names = called_with_text(path, "count", "info", "warning", "error")
+    names |= called_with_text(path, "log", position=1)
     if path.parent.name in ("sidecar", "placement"):
         names |= called_with_text(path, "add", "declare", "gauge")
     assert names - set(code_words()) == set()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sidecar") is None, reason="the sidecar is not here")
+def test_every_counter_and_log_event_of_the_page_is_in_the_code() -> None:
+    """Nobody waits for a line or a series that does not come."""
+    paths = [path for path in source_files() if "sidecar" in path.parts[-3:]]
+    written = set().union(*(called_with_text(path, "add", "declare", "gauge") for path in paths))
+    written |= set().union(*(called_with_text(path, "info", "warning", "error") for path in paths))
+    written |= set().union(*(called_with_text(path, "log", position=1) for path in paths))
+    listed = listed_under(
+        "Counters of the sidecar", "Gauges and other metrics of the sidecar", "Lines of the sidecar's log"
+    )
+    # These three are no counters or gauges; tests/integration/test_metrics.py scrapes them.
+    assert listed - written == {"decision_seconds", "policy_info", "build_info"}
 
 
 def test_every_variable_of_the_page_is_read() -> None:

@@ -16,6 +16,10 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 NAME = "routing-hint-sidecar"
 
+# Those in use, of DynamoComponentDeploymentSharedSpec in ai-dynamo/dynamo,
+# deploy/operator/api/v1alpha1/dynamocomponentdeployment_types.go; its schema of 1.6 MB is in no package.
+_FIELDS_OF_A_SERVICE = {"componentType", "subComponentType", "replicas", "resources", "extraPodSpec"}
+
 Manifest = dict[str, Any]
 
 
@@ -61,6 +65,17 @@ def test_pods_are_valid(name: str, version: str) -> None:
     """Dynamo's own resource has no published schema at hand, but the pods in it have Kubernetes' own."""
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": PODS[name]}
     kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_graph_deployment_has_no_field_that_dynamo_does_not_know() -> None:
+    """Around its pods; their own fields are Kubernetes'."""
+    manifest = _load("dynamo.yaml")
+    assert (manifest["apiVersion"], manifest["kind"]) == ("nvidia.com/v1alpha1", "DynamoGraphDeployment")
+    assert set(manifest["spec"]) == {"services"}
+    for service in manifest["spec"]["services"].values():
+        assert set(service) <= _FIELDS_OF_A_SERVICE
+        # A number of GPUs is a text there.
+        assert [type(gpus) for gpus in service.get("resources", {}).get("limits", {}).values()] in ([], [str])
 
 
 def test_an_unknown_field_is_refused() -> None:

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.runner import ROOT, Runner, read_commands_of
 from tests.docs.story import tell
-from tests.docs.transcript import is_as_written, read_commands, run_command
+from tests.docs.transcript import Command, is_as_written, run_command, serve
 from tests.fixtures.sidecar import SidecarProcess
 
-ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / ".tools"
 # Where the pages say that the sidecar is.
 _TCP, _METRICS, _SOCKET = "127.0.0.1:50051", "127.0.0.1:9464", "/run/routing-hints/sidecar.sock"
-# What other tests run: scripts of the checkout, and containers.
-_RUN_ELSEWHERE = ("make ", "docker ")
 
 PATH = os.pathsep.join([str(TOOLS), str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -34,26 +32,42 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/debugging.md"])
-def test_commands_print_what_the_page_says(
-    page: str, start_sidecar_process: Callable[..., SidecarProcess], sidecar_environment: dict[str, str]
+def test_commands_of_the_debugging_page_print_what_it_says(
+    start_sidecar_process: Callable[..., SidecarProcess], sidecar_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Every command of the page, in order, against one sidecar."""
+    """Every command of the page, in order, against one sidecar with the page's story."""
     sidecar = start_sidecar_process("--listen", "tcp://127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
-    if page == "docs/debugging.md":
-        tell(sidecar.target)
+    tell(sidecar.target)
     started = json.loads(sidecar.lines[-1])
     replaced = {
         _TCP: started["listen"][1].removeprefix("tcp://"),
         _METRICS: started["metrics_listen"],
         _SOCKET: str(sidecar.socket_path),
     }
-    commands = [
-        command for command in read_commands(ROOT / page) if not command.text.startswith(_RUN_ELSEWHERE)
-    ]
+    commands = read_commands_of("docs/debugging.md", Runner.SIDECAR)
+    _run_all("docs/debugging.md", commands, sidecar_environment, replaced, tmp_path)
+
+
+def test_commands_of_the_readme_print_what_it_says(
+    socket_folder: Path, sidecar_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Every command about the sidecar, in order, against the one that the page itself starts."""
+    commands = read_commands_of("README.md", Runner.SIDECAR)
+    (start,) = [number for number, command in enumerate(commands) if " serve " in command.text]
+    replaced = {_TCP: "127.0.0.1:0", _SOCKET: str(socket_folder / "sidecar.sock")}
+    environment = {**sidecar_environment, "PATH": PATH}
+    _run_all("README.md", commands[:start], sidecar_environment, replaced, tmp_path)
+    with serve(commands[start], environment, replaced, tmp_path) as addresses:
+        replaced[_TCP] = addresses[1].removeprefix("tcp://")
+        _run_all("README.md", commands[start + 1 :], sidecar_environment, replaced, tmp_path)
+
+
+def _run_all(
+    page: str, commands: list[Command], environment: dict[str, str], replaced: dict[str, str], folder: Path
+) -> None:
     assert commands
     for command in commands:
-        printed = run_command(command, {**sidecar_environment, "PATH": PATH}, replaced)
+        printed = run_command(command, {**environment, "PATH": PATH}, replaced, folder)
         assert is_as_written(command.output, printed), "\n".join(
             [f"{page}:{command.line}: $ {command.text}", "printed:", *printed]
         )

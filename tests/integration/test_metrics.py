@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.metadata import version
 from typing import Any
 
 import aiohttp
@@ -121,6 +122,93 @@ async def test_what_became_of_a_stream_is_measured(watched: SidecarServer, stub:
     call.cancel()
 
 
+async def _finish(call: Any, seq: int, request: service_pb2.EnrichRequest, *, id_attached: bool) -> None:
+    """Sends a request and its end, which says that the answer was applied with the id or without."""
+    item = service_pb2.EnrichItem(seq=seq, request=request)
+    await call.write(service_pb2.EnrichStreamRequest(items=[item]))
+    answer = (await call.read()).results[0].response
+    finish = service_pb2.Finish(
+        phase=request.phase,
+        decision_id=answer.decision_id,
+        applied_directive=answer.rank_directive if id_attached else types_pb2.RANK_DIRECTIVE_FORWARD,
+        id_attached=id_attached,
+        seq=seq,
+    )
+    await call.write(service_pb2.EnrichStreamRequest(finishes=[finish]))
+
+
+async def test_a_later_regression_shows(watched: SidecarServer, stub: Any) -> None:
+    """The share of affinity is of a leg's recent requests, so it falls where a worker stops attaching ids."""
+    call = stub.EnrichStream()
+    await call.write(service_pb2.EnrichStreamRequest(hello=service_pb2.StreamHello(worker_id="w")))
+    await call.read()
+    for seq in range(200):
+        await _finish(call, seq, _request(), id_attached=True)
+        await _finish(call, seq, _request(types_pb2.PHASE_DECODE), id_attached=True)
+    before = await _scrape(watched)
+    for seq in range(200, 351):
+        await _finish(call, seq, _request(), id_attached=False)
+    # The answer says that the ends before it were taken.
+    await _finish(call, 351, _request(types_pb2.PHASE_DECODE), id_attached=True)
+    after = await _scrape(watched)
+    name = "routing_hints_affinity_active phase="
+    assert (before[f"{name}prefill"], before[f"{name}decode"]) == (1, 1)
+    assert (after[f"{name}prefill"], after[f"{name}decode"]) == (0.245, 1)
+    assert after["routing_hints_withheld_without_id_total"] == 0
+    call.cancel()
+
+
+async def test_placement_shows_its_table_its_load_and_its_skew(watched: SidecarServer, stub: Any) -> None:
+    """A long prompt in flight loads one of four ranks; once it has ended its tokens are resident there."""
+    call = stub.EnrichStream()
+    engine = types_pb2.EngineProfile(
+        instance_id="1",
+        dialect=types_pb2.ENGINE_DIALECT_RANK_ONLY,
+        adp_router=types_pb2.ADP_ROUTER_DEFAULT,
+        rank_source=types_pb2.RANK_SOURCE_SIDECAR,
+        dp_size=4,
+    )
+    hello = service_pb2.StreamHello(worker_id="w", engine=engine)
+    await call.write(service_pb2.EnrichStreamRequest(hello=hello))
+    await call.read()
+    request = service_pb2.EnrichRequest(
+        phase=types_pb2.PHASE_PREFILL,
+        identity=types_pb2.Identity(headers={"x-session-id": _SESSION}),
+        prompt_tokens=1_000,
+    )
+    item = service_pb2.EnrichItem(seq=1, request=request)
+    await call.write(service_pb2.EnrichStreamRequest(items=[item]))
+    answer = (await call.read()).results[0].response
+    assert answer.rank_directive == types_pb2.RANK_DIRECTIVE_PLACE
+    rank = answer.hints.dp_rank
+    during = await _scrape(watched)
+    finish = service_pb2.Finish(
+        phase=request.phase,
+        decision_id=answer.decision_id,
+        applied_directive=answer.rank_directive,
+        observed_dp_rank=rank,
+        cached_tokens=0,
+        seq=1,
+    )
+    await call.write(service_pb2.EnrichStreamRequest(finishes=[finish]))
+    await call.write(service_pb2.EnrichStreamRequest(items=[service_pb2.EnrichItem(seq=2)]))
+    await call.read()
+    after = await _scrape(watched)
+    prefix, leg = "routing_hints_placement", "phase=prefill"
+    assert during["routing_hints_placements_total decision=new phase=prefill"] == 1
+    assert (during[f"{prefix}_conversations {leg}"], during[f"{prefix}_requests_in_flight {leg}"]) == (1, 1)
+    assert during[f"{prefix}_outstanding_tokens {leg} rank={rank}"] == 1_000
+    assert during[f"{prefix}_outstanding_skew_percent {leg}"] == 400
+    assert (after[f"{prefix}_conversations {leg}"], after[f"{prefix}_requests_in_flight {leg}"]) == (1, 0)
+    assert after[f"{prefix}_outstanding_tokens {leg} rank={rank}"] == 0
+    assert after[f"{prefix}_resident_tokens {leg} rank={rank}"] == pytest.approx(1_000, rel=0.01)
+    assert after[f"{prefix}_resident_skew_percent {leg}"] == 400
+    assert after[f"{prefix}_paused {leg}"] == 0
+    assert after["routing_hints_placed_ranks_total observed=as_placed phase=prefill"] == 1
+    assert after["routing_hints_leases_closed_total why=finished"] == 1
+    call.cancel()
+
+
 async def test_what_must_never_happen_shows_at_zero(watched: SidecarServer) -> None:
     """An alert on a rise needs a value before the rise."""
     found = await _scrape(watched)
@@ -132,7 +220,9 @@ async def test_the_policy_in_force_is_a_metric(watched: SidecarServer) -> None:
     """Revision, epoch and mode are labels, so that a fleet can be compared."""
     policy = watched.holder.current.compiled
     name = f"identity_epoch={policy.identity_epoch} mode=on revision={policy.revision}"
-    assert (await _scrape(watched))[f"routing_hints_policy_info {name}"] == 1
+    found = await _scrape(watched)
+    assert found[f"routing_hints_policy_info {name}"] == 1
+    assert found[f"routing_hints_build_info version={version('routing-hint-sidecar')}"] == 1
 
 
 async def test_a_drain_flips_readiness_and_not_liveness() -> None:

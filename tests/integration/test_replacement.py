@@ -134,8 +134,9 @@ def test_the_load_shows_requests_without_id(
     assert report["failures"] == 0
 
 
+@pytest.mark.parametrize("off", ["mode: off", "rollout_percent: 0"])
 def test_off_needs_no_restart(
-    start_sidecar_process: Start, start_worker: Callable[..., Worker], tmp_path: Path
+    start_sidecar_process: Start, start_worker: Callable[..., Worker], tmp_path: Path, off: str
 ) -> None:
     """A worker that had ids attached sends none once the policy file says off; nothing is restarted."""
     policy = tmp_path / "policy.yaml"
@@ -144,6 +145,6 @@ def test_off_needs_no_restart(
     worker = start_worker()
     before = worker.await_answers("sidecar", 200)
     assert before["without_id"] == 0
-    policy.write_text("operational: {mode: off}")
+    policy.write_text(f"operational: {{{off}}}")
     after = worker.await_report(lambda report: report["without_id"] > 100)
     assert after["failures"] == 0

@@ -13,12 +13,13 @@ def test_commands_are_read_with_their_output(tmp_path: Path) -> None:
     """From fenced and indented blocks, over several lines where quotes or a backslash go on."""
     page = tmp_path / "page.md"
     page.write_text(
-        "text $ no\n\n    $ one 'a\n      b'\n    out\n\n```console\n$ two \\\n  more\n$ three\nx\n\ny\n```\n"
+        "# T\n\ntext $ no\n\n    $ one 'a\n      b'\n    out\n\n"
+        "## S\n\n```console\n$ two \\\n  more\n$ three\nx\n\ny\n```\n"
     )
     assert read_commands(page) == [
-        Command(3, "one 'a\n  b'", ("out",)),
-        Command(8, "two \\\n  more", ()),
-        Command(10, "three", ("x", "", "y")),
+        Command(5, "T", "one 'a\n  b'", ("out",)),
+        Command(12, "S", "two \\\n  more", ()),
+        Command(14, "S", "three", ("x", "", "y")),
     ]
 
 
