@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -27,6 +27,7 @@ from tests.unit.worker_client.builders import build_profile, build_request
 from worker_client import ClientConfig, Origin, Phase, Plan, RoutingHintClient
 
 ENGINE = build_profile()
+_NOBODY = 65534
 
 
 @asynccontextmanager
@@ -46,10 +47,15 @@ async def stale_socket(path: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def forbidden_socket(path: Path) -> AsyncIterator[None]:
-    """A socket that this user may not connect to."""
+    """A socket that this user may not connect to; root may, and becomes nobody for as long."""
+    user = os.geteuid()
     async with run_sidecar(path):
         os.chmod(path, 0)
-        yield
+        os.seteuid(user or _NOBODY)
+        try:
+            yield
+        finally:
+            os.seteuid(user)
 
 
 @asynccontextmanager
@@ -106,15 +112,18 @@ async def test_outage_has_its_token_one_warning_and_ends_by_itself(
     path = tmp_path / "s"
     config = ClientConfig(f"unix://{path}", known_timeout_s=30.0, unknown_timeout_s=30.0)
     with capture_logs() as lines:
-        async with RoutingHintClient(config) as client:
-            async with outage(path):
+        # The outage is there before the client, which would find what comes before it.
+        async with AsyncExitStack() as outages:
+            await outages.enter_async_context(outage(path))
+            async with RoutingHintClient(config) as client:
                 plan = await ask_until(client, reason)
                 for _ in range(20):
                     await ask(client)
                 assert (plan.answer.origin, plan.conversation_id) == (Origin.LOCAL_RULE, "conversation-0001")
-            async with run_sidecar(path):
-                recovered = await ask_until(client, "")
-                await client.close()
+                await outages.aclose()
+                async with run_sidecar(path):
+                    recovered = await ask_until(client, "")
+                    await client.close()
     assert recovered.conversation_id == "sidecar:conversation-0001"
     said = [(line["log_level"], line["event"], line.get("reason")) for line in lines]
     assert [entry for entry in said if entry[1].startswith("sidecar")] == [
