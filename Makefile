@@ -72,7 +72,7 @@ bench: setup-bench ## Measures the hot path beside its peers, in under five minu
 	$(BIN)/python -m bench.hot_path run --json $(RUN_DIR)/bench/hot-path.json
 
 bench-affinity: setup-bench ## Predicts the gain of affinity around real sidecars; TRACE=FILE adds a trace.
-	$(BIN)/python -m bench.affinity --out $(RUN_DIR)/bench/affinity $(if $(TRACE),--trace $(TRACE))
+	$(BIN)/python -m bench.affinity --out $(RUN_DIR)/bench/affinity --images docs/images $(if $(TRACE),--trace $(TRACE))
 
 bench-affinity-quick: setup-bench ## The same with one seed of short runs.
 	$(BIN)/python -m bench.affinity --quick --out $(RUN_DIR)/bench/affinity-quick

@@ -50,7 +50,8 @@ class Arm:
 
 
 BEFORE = Arm("scattered (before)", affinity=Affinity.OFF)
-KV_AWARE = Arm("KV-aware router", "kv_aware", "default")
+BEFORE_FORCED = Arm("router's rank forced (before)", affinity=Affinity.OFF, failure=Failure.RANK_FORCED)
+KV_AWARE = Arm("KV-aware router", "kv_aware", "default", affinity=Affinity.OFF)
 ENGINE_CONTEXT = Arm("engine, context leg", "round_robin", "default")
 ENGINE = Arm("engine, both legs", "round_robin", "round_robin")
 LEAST_TOKENS_CONTEXT = Arm("engine least_tokens, context leg", "least_tokens", "default")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +18,7 @@ class Bridge:
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
-        self._calls: deque[tuple[simpy.Event, Callable[[], Awaitable[Any]]]] = deque()
+        self._calls: list[tuple[simpy.Event, Callable[[], Awaitable[Any]]]] = []
 
     def call(self, make: Callable[[], Awaitable[Any]]) -> simpy.Event:
         """Returns an event that succeeds with what the call returns, at the same simulated time."""
@@ -27,11 +27,20 @@ class Bridge:
         return event
 
     async def run(self, until_s: float) -> None:
-        """Runs the simulation up to a time; an exception of a call ends it."""
+        """Runs the simulation up to a time; an exception of a call ends it.
+
+        Calls of one instant begin in the order of their events and are awaited together, so that they may
+        share a message; time goes on when all have returned.
+        """
         while True:
-            while self._calls:
-                event, make = self._calls.popleft()
-                event.succeed(await make())
+            if self._calls and self._env.peek() > self._env.now:
+                await self._make_calls()
             if self._env.peek() > until_s:
                 return
             self._env.step()
+
+    async def _make_calls(self) -> None:
+        calls, self._calls = self._calls, []
+        answers = await asyncio.gather(*(make() for _, make in calls))
+        for (event, _), answer in zip(calls, answers, strict=True):
+            event.succeed(answer)

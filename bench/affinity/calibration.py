@@ -1,4 +1,7 @@
-"""Fits the two free parameters to the report's "before" row, and to nothing else."""
+"""Fits the two free parameters to the report's "before" row, and to nothing else.
+
+The report does not say how its requests were placed before. Two readings are fitted, each on its own.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,31 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.affinity.arm import BEFORE
-from bench.affinity.experiment import Job, run_jobs
+from bench.affinity.arm import BEFORE, BEFORE_FORCED, Arm
+from bench.affinity.experiment import Job, Runner
 from bench.affinity.parameter import Parameters
 
 BEFORE_P95_S = 8.39
 BEFORE_REQUESTS_PER_S = 46.0
 TOLERANCE = 0.05
-MAX_FITS = 5
-_RATES = (46_000.0, 51_000.0, 56_000.0, 62_000.0)
-_STEPS_S = (0.004, 0.006, 0.008, 0.010)
+READINGS = {"balanced": BEFORE, "forced": BEFORE_FORCED}
+"""What "before" may have been: the engines balanced without ids, or the router's rank was forced."""
+_RATES = (46_000.0, 52_000.0, 58_000.0, 65_000.0, 73_000.0)
+_STEPS_S = (0.005, 0.008, 0.011, 0.014, 0.018)
 _FINE = (0.92, 0.96, 1.0, 1.04, 1.08)
+_COARSE_SEEDS = 2
+SETTINGS = len(_RATES) * len(_STEPS_S) + len(_FINE) ** 2
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One setting of the free parameters, and what it gives for "before".
-
-    Attributes:
-        error: the larger of the two relative errors.
-    """
+    """One setting of the free parameters, and what it gives for "before": means over `seeds` seeds."""
 
     context_tokens_per_s: float
     generation_step_s: float
     p95_s: float
     requests_per_s: float
+    seeds: int
 
     @property
     def error(self) -> float:
@@ -47,47 +50,53 @@ class Fit:
         )
 
 
-def find_fits(parameters: Parameters, seeds: range) -> Iterator[Fit]:
-    """Gives every setting that was tried: a coarse grid, then a fine one around its best."""
-    coarse = list(_try_all(parameters, [(rate, step) for rate in _RATES for step in _STEPS_S], seeds[:1]))
-    yield from coarse
+def find_fits(runner: Runner, parameters: Parameters, arm: Arm, seeds: range) -> Iterator[Fit]:
+    """Gives every setting that was tried: a coarse grid on few seeds, then a fine one around its best."""
+    coarse = []
+    for fit in _try_all(
+        runner, parameters, arm, [(rate, step) for rate in _RATES for step in _STEPS_S], seeds[:_COARSE_SEEDS]
+    ):
+        coarse.append(fit)
+        yield fit
     best = min(coarse, key=lambda fit: fit.error)
     grid = [
         (best.context_tokens_per_s * rate, best.generation_step_s * step) for rate in _FINE for step in _FINE
     ]
-    yield from _try_all(parameters, grid, seeds)
+    yield from _try_all(runner, parameters, arm, grid, seeds)
+
+
+def select_good(fits: Iterable[Fit]) -> list[Fit]:
+    """Returns the fits within the tolerance, of those on the most seeds; the best first, if need be alone."""
+    fits = list(fits)
+    most = max(fit.seeds for fit in fits)
+    ranked = sorted((fit for fit in fits if fit.seeds == most), key=lambda fit: fit.error)
+    return [fit for fit in ranked if fit.error <= TOLERANCE] or ranked[:1]
 
 
 def choose_fits(fits: Iterable[Fit]) -> list[Fit]:
-    """Returns the fits within the tolerance, the best first and at most `MAX_FITS` spread over them.
+    """Returns the best of the good fits, then those at the ends of either parameter, each once."""
+    good = select_good(fits)
+    chosen = [good[0]]
+    for end in (min, max):
+        chosen.append(end(good, key=lambda fit: (fit.generation_step_s, fit.context_tokens_per_s)))
+        chosen.append(end(good, key=lambda fit: (fit.context_tokens_per_s, fit.generation_step_s)))
+    return list(dict.fromkeys(chosen))
 
-    Where none is, the best alone.
-    """
-    ranked = sorted(fits, key=lambda fit: fit.error)
-    good = [fit for fit in ranked if fit.error <= TOLERANCE] or ranked[:1]
-    picks = {round(pick) for pick in np.linspace(0, len(good) - 1, min(MAX_FITS, len(good)))}
-    return [good[pick] for pick in sorted(picks)]
 
-
-def _try_all(parameters: Parameters, grid: Iterable[tuple[float, float]], seeds: range) -> Iterator[Fit]:
-    grid = list(grid)
-    jobs = [
-        Job(
-            "calibration",
-            str(number),
-            BEFORE,
-            replace(parameters, context_tokens_per_s=rate, generation_step_s=step_s),
-            seed,
-        )
-        for number, (rate, step_s) in enumerate(grid)
-        for seed in seeds
+def _try_all(
+    runner: Runner, parameters: Parameters, arm: Arm, grid: Iterable[tuple[float, float]], seeds: range
+) -> Iterator[Fit]:
+    settings = [
+        replace(parameters, context_tokens_per_s=rate, generation_step_s=step_s) for rate, step_s in grid
     ]
-    outcomes = [outcome for _, outcome in run_jobs(jobs)]
-    for number, (rate, step_s) in enumerate(grid):
-        mine = outcomes[number * len(seeds) : (number + 1) * len(seeds)]
+    jobs = [Job("calibration", "", arm, setting, seed) for setting in settings for seed in seeds]
+    outcomes = (outcome for _, outcome in runner.run(jobs))
+    for setting in settings:
+        mine = [next(outcomes) for _ in seeds]
         yield Fit(
-            rate,
-            step_s,
+            setting.context_tokens_per_s,
+            setting.generation_step_s,
             p95_s=float(np.mean([outcome.ttft_s[95] for outcome in mine])),
             requests_per_s=float(np.mean([outcome.requests_per_s for outcome in mine])),
+            seeds=len(seeds),
         )

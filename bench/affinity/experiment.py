@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing.util import Finalize
 from pathlib import Path
+from types import TracebackType
 
 from bench.affinity import arm as arms
 from bench.affinity.arm import Arm
@@ -54,23 +55,38 @@ def run_job(job: Job) -> Outcome:
     return asyncio.run(Trial(parameters, workload, job.arm, job.seed).run(_fleet))
 
 
-def run_jobs(jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
-    """Runs trials side by side and gives them in order."""
-    jobs = list(jobs)
-    # Forked children would share gRPC's threads with this process.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
-        yield from zip(jobs, pool.map(run_job, jobs), strict=True)
+class Runner:
+    """Runs trials side by side; its processes keep their sidecars from one trial to the next."""
+
+    def __init__(self) -> None:
+        # Forked children would share gRPC's threads with this process.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(PROCESSES, mp_context=context)
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
+        """Gives each job with its outcome, in order."""
+        return zip(jobs, self._pool.map(run_job, jobs), strict=True)
 
 
-def plan_policies(parameters: Parameters, seeds: range) -> list[Job]:
+def plan_policies(parameters: Parameters, seeds: range, policies: Iterable[Arm] = arms.POLICIES) -> list[Job]:
     """Returns the policies side by side, on one leg and on both."""
-    return [Job("policies", "", arm, parameters, seed) for seed in seeds for arm in arms.POLICIES]
+    return [Job("policies", "", arm, parameters, seed) for arm in policies for seed in seeds]
 
 
 def plan_failures(parameters: Parameters, seeds: range) -> list[Job]:
     """Returns the silent failures; what they lose is held against the policies."""
-    return [Job("failures", "", arm, parameters, seed) for seed in seeds for arm in arms.FAILURES]
+    return [Job("failures", "", arm, parameters, seed) for arm in arms.FAILURES for seed in seeds]
 
 
 def plan_kv(parameters: Parameters, seeds: range) -> list[Job]:
@@ -79,7 +95,7 @@ def plan_kv(parameters: Parameters, seeds: range) -> list[Job]:
     return [
         Job("kv", f"{room:g} x", arm, replace(parameters, kv_tokens=int(room * need)), seed)
         for room in (0.5, 1.0, 2.0)
-        for arm in (*MAIN_ARMS, arms.LEAST_TOKENS, arms.RENDEZVOUS_ARM)
+        for arm in MAIN_ARMS
         for seed in seeds
     ]
 
@@ -98,21 +114,19 @@ def find_kv_need(parameters: Parameters) -> int:
 
 
 def plan_sensitivity(parameters: Parameters, seeds: range) -> list[Job]:
-    """Returns one parameter varied at a time; nothing is fitted again."""
+    """Returns one parameter varied at a time; nothing is fitted again.
+
+    The setting itself is among the policies, and the KV capacity is a part of its own.
+    """
     cases = {
-        "as fitted": parameters,
         "turns 6": replace(parameters, turns=6),
         "turns 24": replace(parameters, turns=24),
         "growth x 0.5": replace(parameters, growth_tokens=parameters.growth_tokens / 2),
         "growth x 2": replace(parameters, growth_tokens=parameters.growth_tokens * 2),
-        "KV x 0.5": replace(parameters, kv_tokens=parameters.kv_tokens // 2),
-        "KV x 2": replace(parameters, kv_tokens=parameters.kv_tokens * 2),
-        "6 x DEP2": replace(parameters, context_ranks=2, context_instances=6),
-        "dp size 12 (1 x DEP12)": replace(parameters, context_ranks=12, context_instances=1),
-        "20 % without id": replace(parameters, unnamed_share=0.2),
-        "50 % without id": replace(parameters, unnamed_share=0.5),
-        "30 % sub-agents": replace(parameters, subagent_share=0.3),
-        "60 % sub-agents": replace(parameters, subagent_share=0.6),
+        "dp size 2 (6 instances)": replace(parameters, context_ranks=2, context_instances=6),
+        "dp size 12 (1 instance)": replace(parameters, context_ranks=12, context_instances=1),
+        "30 % without id": replace(parameters, unnamed_share=0.3),
+        "50 % sub-agents": replace(parameters, subagent_share=0.5),
     }
     return [
         Job("sensitivity", case, arm, varied, seed)
@@ -132,11 +146,17 @@ def plan_trace(parameters: Parameters, seeds: range, path: Path, speeds: Iterabl
     ]
 
 
-def plan_band(fits: Iterable[Parameters], seeds: range) -> list[Job]:
-    """Returns the "after" row under every fit of the "before" row."""
+def plan_band(fits: Mapping[str, tuple[Arm, Sequence[Parameters]]], seeds: range) -> list[Job]:
+    """Returns the "after" row under every fit of each reading of the "before" row.
+
+    Args:
+        fits: by the reading's name, its arm and the fitted parameters.
+        seeds: of each row.
+    """
     return [
-        Job("band", str(number), arm, fit, seed)
-        for number, fit in enumerate(fits)
-        for arm in (arms.BEFORE, arms.ENGINE)
+        Job("band", f"{reading} {number}", arm, fit, seed)
+        for reading, (before, fitted) in fits.items()
+        for number, fit in enumerate(fitted)
+        for arm in (before, arms.ENGINE)
         for seed in seeds
     ]

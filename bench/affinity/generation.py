@@ -44,7 +44,10 @@ class GenerationEngine:
     def decode(
         self, prompt: Prompt, conversation_id: str | None, scheduling_params: Any, output_tokens: int
     ) -> tuple[simpy.Event, simpy.Event]:
-        """Takes a computed prompt over; returns the events of its first token and of its last."""
+        """Takes a computed prompt over; returns the events of its first token and of its last.
+
+        The first one's value is the number of prompt tokens that its rank held and did not take over.
+        """
         loads = Loads(list(self._requests), list(self._tokens), self._parameters.generation_max_active)
         request = RoutableRequest(
             request_id=0,
@@ -64,11 +67,12 @@ class GenerationEngine:
         self, prompt: Prompt, rank: int, output_tokens: int, first: simpy.Event, last: simpy.Event
     ) -> Generator[simpy.Event, Any, None]:
         # What the rank holds of the prompt already is not transferred again.
-        missing = len(prompt) - match_tokens(self._caches[rank], prompt)
+        held_tokens = match_tokens(self._caches[rank], prompt)
+        missing = len(prompt) - held_tokens
         parameters = self._parameters
         yield self._env.timeout(on_grid(parameters.transfer_s + missing / parameters.transfer_tokens_per_s))
         yield self._wait_steps(1)
-        first.succeed()
+        first.succeed(held_tokens)
         yield self._wait_steps(max(output_tokens - 1, 1))
         self._requests[rank] -= 1
         self._tokens[rank] -= len(prompt)

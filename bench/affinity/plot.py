@@ -21,11 +21,12 @@ _SHOWN = (BEFORE, ENGINE, SIDECAR)
 
 def draw_all(results: dict[str, Any], out: Path) -> None:
     """Writes every picture that the results have data for."""
+    out.mkdir(parents=True, exist_ok=True)
     if "policies" in results:
-        _draw_distribution(results["policies"], out / "ttft.png")
-        _draw_work(results["policies"], out / "work.png")
+        _draw_distribution(results["policies"], out / "affinity-ttft.png")
+        _draw_work(results["policies"], out / "affinity-work.png")
     if "trace" in results:
-        _draw_load(results["trace"], out / "load.png")
+        _draw_load(results["trace"], out / "affinity-load.png")
 
 
 def _draw_distribution(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -9,15 +9,32 @@ from typing import Any
 import numpy as np
 
 from bench.affinity.arm import BEFORE, ENGINE, SIDECAR, Arm
-from bench.affinity.calibration import BEFORE_P95_S, BEFORE_REQUESTS_PER_S, TOLERANCE
+from bench.affinity.calibration import (
+    BEFORE_P95_S,
+    BEFORE_REQUESTS_PER_S,
+    READINGS,
+    TOLERANCE,
+    Fit,
+    select_good,
+)
 from bench.affinity.observation import Observed, find_flags
 from bench.statistic import estimate
 
 Row = dict[str, Any]
-REPORTED_AFTER = {"p95": 4.84, "p99": 7.12, "requests_per_s": 50.0}
+REPORTED_AFTER = {
+    "p95 s": 4.84,
+    "p99 s": 7.12,
+    "requests/s": 50.0,
+    "p95, of before": 4.84 / BEFORE_P95_S,
+    "requests/s, of before": 50.0 / BEFORE_REQUESTS_PER_S,
+}
 _HEAD = (
-    "| | TTFT p50 s | p95 s | p99 s | requests/s | cached share | skew | moved |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| | TTFT p50 s | p95 s | p99 s | requests/s | cached share | skew | moved | sidecar less this, s |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+_BAND_HEAD = (
+    "| tokens/s | step s | fitted p95 s | requests/s | before p95 s | requests/s | after p95 s | p99 s "
+    "| requests/s | p95, of before | requests/s, of before |"
 )
 
 
@@ -29,7 +46,7 @@ def write_report(results: dict[str, Any]) -> str:
         ("Silent failures", _write_failures),
         ("KV room", lambda r: _write_cases(r["kv"]) if "kv" in r else ""),
         ("Public trace, open loop", lambda r: _write_cases(r["trace"]) if "trace" in r else ""),
-        ("Sensitivity", lambda r: _write_sensitivity(r["sensitivity"]) if "sensitivity" in r else ""),
+        ("Sensitivity", lambda r: _write_sensitivity(r) if {"sensitivity", "policies"} <= r.keys() else ""),
     ]
     texts = [(title, write(results)) for title, write in sections]
     return "\n".join(f"### {title}\n\n{text}\n" for title, text in texts if text)
@@ -47,13 +64,14 @@ def percentile(rows: Sequence[Row], number: int) -> list[float]:
     return [row["ttft_s"][number] for row in rows]
 
 
-def _line(label: str, rows: Sequence[Row]) -> str:
+def _line(label: str, rows: Sequence[Row], sidecar: Sequence[Row]) -> str:
     cells = [
         *(f"{estimate(percentile(rows, number)):.2f}" for number in (50, 95, 99)),
         format(estimate([row["requests_per_s"] for row in rows]), ".1f"),
         format(estimate([row["cached_share"] for row in rows]), ".3f"),
         format(estimate([row["skew"] for row in rows]), ".2f"),
         format(estimate([row["moved_share"] for row in rows]), ".2f"),
+        "-" if rows == sidecar else format(estimate(_subtract(sidecar, rows)), "+.2f"),
     ]
     return f"| {label} | {' | '.join(cells)} |"
 
@@ -62,18 +80,9 @@ def _write_policies(results: dict[str, Any]) -> str:
     rows = results.get("policies")
     if not rows:
         return ""
-    names = list(dict.fromkeys(row["arm"] for row in rows))
-    lines = [_HEAD, *(_line(name, select(rows, name)) for name in names)]
-    lines += [
-        "",
-        "Differences of p95, the sidecar on both legs minus the engine, same arrivals, seed by seed:",
-        "",
-    ]
-    for name in names:
-        if name.startswith("engine"):
-            gap = _subtract(select(rows, SIDECAR), select(rows, name))
-            lines.append(f"- against {name}: {estimate(gap):.2f} s")
-    return "\n".join(lines)
+    sidecar = select(rows, SIDECAR)
+    names = dict.fromkeys(row["arm"] for row in rows)
+    return "\n".join([_HEAD, *(_line(name, select(rows, name), sidecar) for name in names)])
 
 
 def _subtract(rows: Sequence[Row], others: Sequence[Row]) -> list[float]:
@@ -87,18 +96,25 @@ def _write_failures(results: dict[str, Any]) -> str:
     if not rows or not policies:
         return ""
     before, after = (float(np.mean(percentile(select(policies, arm), 95))) for arm in (BEFORE, ENGINE))
-    lines = ["| failure | p95 s | gain lost | cached share | moved | flags |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| failure | TTFT p95 s | gain lost | requests/s | cached | held by generation | moved | flags |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     groups = [("none (engine, both legs)", select(policies, ENGINE))]
     groups += [(name, select(rows, name)) for name in dict.fromkeys(row["arm"] for row in rows)]
+    groups += [("no affinity (scattered)", select(policies, BEFORE))]
     for name, mine in groups:
-        p95 = percentile(mine, 95)
-        lost = (float(np.mean(p95)) - after) / (before - after)
+        lost = estimate([100 * (p95 - after) / (before - after) for p95 in percentile(mine, 95)])
         cells = [
-            f"{estimate(p95):.2f}",
-            f"{lost:.0%}",
-            format(estimate([row["cached_share"] for row in mine]), ".3f"),
+            f"{estimate(percentile(mine, 95)):.2f}",
+            f"{lost:.0f} %",
+            format(estimate([row["requests_per_s"] for row in mine]), ".1f"),
+            *(
+                format(estimate([row[share] for row in mine]), ".3f")
+                for share in ("cached_share", "held_share")
+            ),
             format(estimate([row["moved_share"] for row in mine]), ".2f"),
-            _show_flags(mine),
+            "(gate off)" if name.startswith("no affinity") else _show_flags(mine),
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -115,68 +131,81 @@ def _show_flags(rows: Sequence[Row]) -> str:
 def _write_cases(rows: Sequence[Row]) -> str:
     lines = [_HEAD]
     for case in dict.fromkeys(row["case"] for row in rows):
+        sidecar = select(rows, SIDECAR, case)
         names = dict.fromkeys(row["arm"] for row in rows if row["case"] == case)
-        lines.extend(_line(f"{case}: {name}", select(rows, name, case)) for name in names)
+        lines.extend(_line(f"{case}: {name}", select(rows, name, case), sidecar) for name in names)
     return "\n".join(lines)
 
 
-def _write_sensitivity(rows: Sequence[Row]) -> str:
+def _write_sensitivity(results: dict[str, Any]) -> str:
+    """Returns one line for each setting, those of other parts that belong here among them."""
+    cases = {"as fitted": results["policies"]}
+    for part, label in (("kv", "KV room "), ("sensitivity", "")):
+        for row in results.get(part, []):
+            cases.setdefault(f"{label}{row['case']}", []).append(row)
     lines = [
-        "| varied | p95 before | engine | sidecar | engine / before | sidecar / engine |",
-        "|---|---|---|---|---|---|",
+        "| varied | p95 s before | engine | sidecar | engine of before, % | sidecar less engine, s | flags |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for case in dict.fromkeys(row["case"] for row in rows):
-        before, engine, sidecar = (
-            percentile(select(rows, arm, case), 95) for arm in (BEFORE, ENGINE, SIDECAR)
-        )
-        cells = [f"{np.mean(values):.2f}" for values in (before, engine, sidecar)]
-        cells += [f"{np.mean(engine) / np.mean(before):.2f}", f"{np.mean(sidecar) / np.mean(engine):.2f}"]
-        lines.append(f"| {case} | {' | '.join(cells)} |")
+    for case, rows in cases.items():
+        before, engine, sidecar = (select(rows, arm) for arm in (BEFORE, ENGINE, SIDECAR))
+        p95 = [percentile(mine, 95) for mine in (before, engine, sidecar)]
+        share = [100 * after / base for base, after in zip(p95[0], p95[1], strict=True)]
+        cells = [f"{estimate(values):.2f}" for values in p95]
+        cells += [f"{estimate(share):.0f}", f"{estimate(_subtract(sidecar, engine)):+.2f}"]
+        lines.append(f"| {case} | {' | '.join([*cells, _show_flags(engine)])} |")
     return "\n".join(lines)
 
 
 def _write_band(results: dict[str, Any]) -> str:
-    rows, fits = results.get("band"), results.get("fits")
-    if not rows or not fits:
+    rows = results.get("band")
+    if not rows:
         return ""
-    within = sum(_error(fit) <= TOLERANCE for fit in results["tried"])
+    return "\n\n".join(_write_reading(reading, before, rows, results) for reading, before in READINGS.items())
+
+
+def _write_reading(reading: str, before: Arm, rows: Sequence[Row], results: dict[str, Any]) -> str:
+    tried = [Fit(**fit) for fit in results["tried"][reading]]
+    fits = [Fit(**fit) for fit in results["fits"][reading]]
+    good = [fit for fit in select_good(tried) if fit.error <= TOLERANCE]
     lines = [
-        f'{len(results["tried"])} settings of the two free parameters were tried on "before" alone;',
-        (
-            f"{within} are within {TOLERANCE:.0%} of p95 {BEFORE_P95_S} s and of "
-            f"{BEFORE_REQUESTS_PER_S:g} requests/s."
-        ),
-        f"Of these, {len(fits)} were run on:",
+        f'"Before" is: {before.name}. {len(tried)} settings were tried on it alone.',
+        f"{len(good)} are within {TOLERANCE:.0%} of {BEFORE_P95_S} s and {BEFORE_REQUESTS_PER_S:g}/s.",
+        f"Run on were the best (error {fits[0].error:.1%}) and the ends of each parameter:",
         "",
-        "| tokens/s | step s | fitted p95 | req/s | before p95 | req/s | after p95 | p99 | req/s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        _BAND_HEAD,
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    figures: dict[str, list[float]] = {"p95": [], "p99": [], "requests_per_s": []}
+    figures: dict[str, list[float]] = {name: [] for name in REPORTED_AFTER}
     for number, fit in enumerate(fits):
-        mine = select(rows, ENGINE, str(number))
-        after = {
-            "p95": percentile(mine, 95),
-            "p99": percentile(mine, 99),
-            "requests_per_s": [row["requests_per_s"] for row in mine],
+        base, after = (select(rows, arm, f"{reading} {number}") for arm in (before, ENGINE))
+        values = {
+            "p95 s": percentile(after, 95),
+            "p99 s": percentile(after, 99),
+            "requests/s": _rates(after),
+            "p95, of before": _divide(percentile(after, 95), percentile(base, 95)),
+            "requests/s, of before": _divide(_rates(after), _rates(base)),
         }
-        for name, values in after.items():
-            figures[name].append(float(np.mean(values)))
-        cells = [f"{fit['context_tokens_per_s']:.0f}", f"{fit['generation_step_s']:.4f}"]
-        cells += [f"{fit['p95_s']:.2f}", f"{fit['requests_per_s']:.1f}"]
-        base = select(rows, BEFORE, str(number))
-        rates = [row["requests_per_s"] for row in base]
-        cells += [f"{estimate(percentile(base, 95)):.2f}", f"{estimate(rates):.2f}"]
-        cells += [f"{estimate(values):.2f}" for values in after.values()]
+        for name, figure in values.items():
+            figures[name].append(float(np.mean(figure)))
+        cells = [f"{fit.context_tokens_per_s:.0f}", f"{fit.generation_step_s:.4f}"]
+        cells += [f"{fit.p95_s:.2f}", f"{fit.requests_per_s:.1f}"]
+        cells += [f"{estimate(percentile(base, 95)):.2f}", f"{estimate(_rates(base)):.1f}"]
+        cells += [f"{estimate(figure):.2f}" for figure in values.values()]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| after | predicted (over all fits) | report | error |", "|---|---|---|---|"]
-    for name, values in figures.items():
-        low, high, reported = min(values), max(values), REPORTED_AFTER[name]
+    lines += ["", "| after | predicted (over these fits) | report | error |", "|---|---|---|---|"]
+    for name, means in figures.items():
+        low, high, reported = min(means), max(means), REPORTED_AFTER[name]
         lines.append(
-            f"| {name} | {low:.2f} to {high:.2f} | {reported:g} | "
+            f"| {name} | {low:.2f} to {high:.2f} | {reported:.4g} | "
             f"{low / reported - 1:+.0%} to {high / reported - 1:+.0%} |"
         )
     return "\n".join(lines)
 
 
-def _error(fit: dict[str, float]) -> float:
-    return max(abs(fit["p95_s"] / BEFORE_P95_S - 1), abs(fit["requests_per_s"] / BEFORE_REQUESTS_PER_S - 1))
+def _rates(rows: Sequence[Row]) -> list[float]:
+    return [row["requests_per_s"] for row in rows]
+
+
+def _divide(values: Sequence[float], bases: Sequence[float]) -> list[float]:
+    return [value / base for value, base in zip(values, bases, strict=True)]

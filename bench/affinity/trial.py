@@ -34,6 +34,7 @@ class Outcome:
         ttft_s: the percentiles 0 to 100 of the time from a request to its first token.
         requests_per_s: answers that were completed, whenever they were asked for.
         cached_share: of all prompt tokens, those found in a context rank's KV cache.
+        held_share: of all prompt tokens, those that the generation rank held and that were not transferred.
         skew: work of each context step's busiest rank, of an even share; what lock-step waits for.
         moved_share: of all later turns, those that ran on another context rank than the turn before.
         requests: how many were counted.
@@ -44,6 +45,7 @@ class Outcome:
     ttft_s: tuple[float, ...]
     requests_per_s: float
     cached_share: float
+    held_share: float
     skew: float
     moved_share: float
     requests: int
@@ -60,6 +62,7 @@ class _Served:
     ttft_s: float
     prompt_tokens: int
     cached_tokens: int
+    held_tokens: int
 
 
 class Trial:
@@ -150,17 +153,18 @@ class Trial:
         decoder = self._generation_worker
         plan, conversation_id, params = yield self._bridge.call(lambda: self._ask(decoder, turn, result))
         first, last = self._generation.decode(turn.prompt, conversation_id, params, turn.output_tokens)
-        yield first
-        if arrived_s >= self._parameters.warm_up_s:
+        held_tokens = yield first
+        # By the time of the token and not of the request: what is slow would else be missing at the end.
+        if self._env.now >= self._parameters.warm_up_s:
             ttft_s = float(self._env.now) - arrived_s
-            self._served.append(_Served(ttft_s, len(turn.prompt), prefill.cached_tokens))
+            self._served.append(_Served(ttft_s, len(turn.prompt), prefill.cached_tokens, held_tokens))
         yield last
         self._completed += self._env.now >= self._parameters.warm_up_s
         decoder.end(plan, prefill.rank, prefill.cached_tokens)
         place = (instance, prefill.rank)
         before = self._last_rank.get(turn.conversation.name)
         self._last_rank[turn.conversation.name] = place
-        if arrived_s >= self._parameters.warm_up_s and before is not None:
+        if self._env.now >= self._parameters.warm_up_s and before is not None:
             self._returns[before == place] += 1
 
     async def _ask(self, worker: Worker, turn: Turn, prefill: tuple[str, int, int] | None = None) -> Any:
@@ -206,6 +210,7 @@ class Trial:
             ttft_s=tuple(float(value) for value in percentiles),
             requests_per_s=self._completed / counted_s,
             cached_share=sum(served.cached_tokens for served in self._served) / prompt_tokens,
+            held_share=sum(served.held_tokens for served in self._served) / prompt_tokens,
             skew=busiest * parameters.context_ranks / total,
             moved_share=self._returns[False] / returns if returns else 0.0,
             requests=len(self._served),

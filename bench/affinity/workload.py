@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +19,9 @@ from bench.placement.workload import read_trace
 
 _BLOCKS_PER_CONVERSATION = 1_000_000
 _TRACE_REQUESTS = 3_000
+_TRACE_HISTORY = 1_000
 _SPREAD_S = 5.0
-_REMEMBERED_TURNS = 4
+_REMEMBERED_TURNS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +93,7 @@ class ClosedLoop:
     def _run_slot(
         self, env: simpy.Environment, service: Service, rng: np.random.Generator, slot: int
     ) -> Generator[simpy.Event, Any, None]:
-        yield env.timeout(on_grid(rng.uniform(0, _SPREAD_S)))
+        begin_s = on_grid(rng.uniform(0, _SPREAD_S))
         # The first conversation of a slot is met half-way, so that ages are mixed and caches warm from the
         # start; of more than its last turns nothing would be left in a cache that another does not cover.
         is_first, before = True, None
@@ -102,6 +104,8 @@ class ClosedLoop:
                 conversation.instance = before.instance
             for turn in turns[max(begin - _REMEMBERED_TURNS, 0) : begin]:
                 yield from service.remember(turn)
+            if is_first:
+                yield env.timeout(begin_s)
             for turn in turns[begin:]:
                 yield from service.serve(turn)
             service.forget(conversation)
@@ -127,7 +131,11 @@ class ClosedLoop:
             tokens = inherited_tokens + self._draw(rng, task * parameters.first_tokens)
             turns: list[Turn] = []
             own = (number + 1) * _BLOCKS_PER_CONVERSATION
-            for turn in range(int(rng.geometric(1 / parameters.turns))):
+            length = int(rng.geometric(1 / parameters.turns))
+            if count == 0:
+                # Whoever looks in at any moment meets a conversation the likelier the longer it is.
+                length += int(rng.geometric(1 / parameters.turns)) - 1
+            for turn in range(length):
                 if turn and tokens > parameters.max_tokens:
                     break
                 tokens = min(tokens, 2 * parameters.max_tokens)
@@ -154,26 +162,33 @@ class Trace:
     path: Path
     speed: float
     parameters: Parameters
-    _records: list[Any] = field(default_factory=list)
 
     def start(self, env: simpy.Environment, service: Service, seed: int) -> None:
         """See `Workload.start`; a trace does not say when a conversation is over."""
-        if not self._records:
-            self._records.extend(read_trace(self.path))
         rng = np.random.default_rng(seed)
-        begin = int(rng.integers(0, max(len(self._records) - _TRACE_REQUESTS, 1)))
-        env.process(self._play(env, service, rng, begin))
+        records = _read_records(self.path)
+        begin = int(rng.integers(_TRACE_HISTORY, max(len(records) - _TRACE_REQUESTS, _TRACE_HISTORY + 1)))
+        env.process(self._play(env, service, rng, records[begin - _TRACE_HISTORY :]))
 
     def _play(
-        self, env: simpy.Environment, service: Service, rng: np.random.Generator, begin: int
+        self, env: simpy.Environment, service: Service, rng: np.random.Generator, records: Sequence[Any]
     ) -> Generator[simpy.Event, Any, None]:
+        """Serves the records; the first ones fill the caches and are not served."""
         parameters = self.parameters
         conversations: dict[str, Conversation] = {}
-        records = self._records[begin:]
         for number, record in enumerate(records):
-            at_s = on_grid((record.at_s - records[0].at_s) / self.speed)
-            yield env.timeout(max(at_s - env.now, 0.0))
             conversation = conversations.setdefault(record.conversation, Conversation(record.conversation))
             output_tokens = 2 + int(rng.lognormal(np.log(parameters.output_tokens), parameters.output_sigma))
             prompt = Prompt(max(record.tokens, 1), record.blocks)
-            env.process(service.serve(Turn(conversation, number, prompt, output_tokens, f"r-{number}")))
+            turn = Turn(conversation, number, prompt, output_tokens, f"r-{number}")
+            if number < _TRACE_HISTORY:
+                env.process(service.remember(turn))
+                continue
+            at_s = on_grid((record.at_s - records[_TRACE_HISTORY].at_s) / self.speed)
+            yield env.timeout(max(at_s - env.now, 0.0))
+            env.process(service.serve(turn))
+
+
+@lru_cache(maxsize=1)
+def _read_records(path: Path) -> Sequence[Any]:
+    return read_trace(path)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +16,7 @@ pytest.importorskip("simpy", reason="requirements/bench.txt is not installed")
 from bench.affinity import arm as arms
 from bench.affinity.arm import Arm, Failure
 from bench.affinity.fleet import SidecarFleet
-from bench.affinity.observation import find_flags
+from bench.affinity.observation import Observed, find_flags
 from bench.affinity.parameter import load_parameters
 from bench.affinity.trial import Outcome, Trial
 from bench.affinity.workload import ClosedLoop
@@ -58,13 +62,40 @@ async def test_affinity_keeps_conversations_and_their_prefixes(fleet: SidecarFle
     assert after.cached_share > before.cached_share + 0.1
 
 
-async def test_affinity_that_works_raises_no_flag(fleet: SidecarFleet) -> None:
+@pytest.mark.parametrize("arm", [arms.ENGINE, arms.LEAST_TOKENS, arms.SIDECAR], ids=lambda arm: arm.name)
+async def test_affinity_that_works_raises_no_flag(fleet: SidecarFleet, arm: Arm) -> None:
     """The negative control of the flags."""
-    assert find_flags((await _run(fleet, arms.ENGINE)).observed) == []
+    assert find_flags((await _run(fleet, arm)).observed) == []
 
 
 @pytest.mark.parametrize("failure", _FLAGS, ids=lambda failure: failure.name.lower())
-async def test_each_silent_failure_is_flagged(fleet: SidecarFleet, failure: Failure) -> None:
-    """The workers' own counters and log lines give it away."""
+async def test_each_silent_failure_loses_the_gain_and_is_flagged(
+    fleet: SidecarFleet, failure: Failure
+) -> None:
+    """Its leg reuses less than with affinity, and the workers' own counters and log lines give it away."""
     arm = next(arm for arm in arms.FAILURES if arm.failure is failure)
-    assert _FLAGS[failure] in find_flags((await _run(fleet, arm)).observed)
+    healthy, failed = await _run(fleet, arms.ENGINE), await _run(fleet, arm)
+    if failure is Failure.NO_ID_ON_GENERATION:
+        assert failed.held_share < healthy.held_share - 0.1
+    else:
+        assert failed.cached_share < healthy.cached_share - 0.1
+    assert _FLAGS[failure] in find_flags(failed.observed)
+
+
+@pytest.mark.timeout(400)
+def test_the_quick_command_writes_tables_figures_and_plots(tmp_path: Path) -> None:
+    """One seed of short runs: no flag where affinity works, the right one at each failure, and two plots."""
+    command = [sys.executable, "-m", "bench.affinity", "--quick", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=380)
+    rows = json.loads((tmp_path / "affinity.json").read_text(encoding="utf-8"))
+    assert {row["seed"] for part in rows.values() for row in part} == {1}
+    flags = {
+        row["arm"]: find_flags(Observed(**row["observed"])) for row in rows["policies"] + rows["failures"]
+    }
+    assert flags[arms.ENGINE.name] == flags[arms.SIDECAR.name] == []
+    for failure, flag in _FLAGS.items():
+        assert flag in flags[failure.value]
+    text = (tmp_path / "affinity.md").read_text(encoding="utf-8")
+    assert "### Policies" in text
+    assert "### Silent failures" in text
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["affinity-ttft.png", "affinity-work.png"]
