@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from rich.progress import Progress
 from bench.affinity import experiment, report
 from bench.affinity.calibration import READINGS, SETTINGS, Fit, choose_fits, find_fits
 from bench.affinity.experiment import Job, Runner
-from bench.affinity.parameter import Parameters, load_parameters
+from bench.affinity.parameter import load_parameters
 from bench.affinity.plot import draw_all
 
-PARTS = ("band", "policies", "failures", "kv", "trace", "sensitivity")
+PARTS = ("policies", "failures", "band", "kv", "trace", "sensitivity")
 CALIBRATION_SEEDS = range(101, 106)
 SPEEDS = (8.0, 14.0, 20.0)
 
@@ -46,14 +47,13 @@ def main(
     path = out / "affinity.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if not report_only:
-        try:
-            with Runner() as runner, Progress() as progress:
-                if quick:
-                    _run_jobs(runner, progress, results, _plan_quick())
-                else:
-                    _run_parts(runner, progress, results, trace, range(1, seeds + 1), parts)
-        finally:
-            path.write_text(json.dumps(results), encoding="utf-8")
+        with Runner() as runner, Progress() as progress:
+            if quick:
+                jobs = _plan_quick()
+            else:
+                _fit(runner, progress, results, path)
+                jobs = _plan(results, parts, range(1, seeds + 1), trace)
+            _run_jobs(runner, progress, results, path, jobs)
     text = report.write_report(results)
     (out / "affinity.md").write_text(text, encoding="utf-8")
     click.echo(text)
@@ -69,66 +69,59 @@ def _plan_quick() -> list[Job]:
     ]
 
 
-def _run_parts(
-    runner: Runner,
-    progress: Progress,
-    results: dict[str, Any],
-    trace: Path | None,
-    seeds: range,
-    parts: tuple[str, ...],
-) -> None:
-    """Fits where that has not been done, then runs the parts."""
+def _fit(runner: Runner, progress: Progress, results: dict[str, Any], path: Path) -> None:
+    """Fits each reading of "before", where that has not been done."""
+    tried = results.setdefault("tried", {})
+    results.setdefault("fits", {})
+    for reading, before in READINGS.items():
+        if reading in tried:
+            continue
+        task = progress.add_task(f"fit on before, {reading}", total=SETTINGS)
+        fits = []
+        for fit in find_fits(runner, load_parameters(), before, CALIBRATION_SEEDS):
+            fits.append(fit)
+            progress.advance(task)
+        tried[reading] = [asdict(fit) for fit in fits]
+        results["fits"][reading] = [asdict(fit) for fit in choose_fits(fits)]
+        _save(path, results)
+
+
+def _plan(results: dict[str, Any], parts: tuple[str, ...], seeds: range, trace: Path | None) -> list[Job]:
+    """Returns the trials of the parts, or of all; a trace's only with a trace."""
     parameters = load_parameters()
-    if "fits" not in results:
-        tried = {reading: _calibrate(runner, progress, parameters, reading) for reading in READINGS}
-        results["tried"] = {reading: [asdict(fit) for fit in fits] for reading, fits in tried.items()}
-        results["fits"] = {
-            reading: [asdict(fit) for fit in choose_fits(fits)] for reading, fits in tried.items()
-        }
-    fits = {reading: [Fit(**fit) for fit in rows] for reading, rows in results["fits"].items()}
-    plans = _plan(parameters, fits, seeds, trace)
-    chosen = [part for part in parts or PARTS if part in plans]
-    _run_jobs(runner, progress, results, [job for part in chosen for job in plans[part]()])
-
-
-def _run_jobs(runner: Runner, progress: Progress, results: dict[str, Any], jobs: list[Job]) -> None:
-    """Runs trials; those of a part replace what the results have of it."""
-    task = progress.add_task("trials", total=len(jobs))
-    fresh: dict[str, list[dict[str, Any]]] = {}
-    for job, outcome in runner.run(jobs):
-        row = {"case": job.case, "arm": job.arm.name, "seed": job.seed, **outcome.as_dict()}
-        results[job.part] = fresh.setdefault(job.part, [])
-        results[job.part].append(row)
-        progress.update(task, advance=1, description=job.part)
-
-
-def _plan(
-    parameters: Parameters, fits: dict[str, list[Fit]], seeds: range, trace: Path | None
-) -> dict[str, Callable[[], list[Job]]]:
-    fitted = fits["balanced"][0].apply(parameters)
-    band = {
-        reading: (READINGS[reading], [fit.apply(parameters) for fit in good])
-        for reading, good in fits.items()
+    fits = {
+        reading: [Fit(**fit).apply(parameters) for fit in rows] for reading, rows in results["fits"].items()
     }
+    band = {reading: (READINGS[reading], fitted) for reading, fitted in fits.items()}
+    fitted = fits["balanced"][0]
     plans: dict[str, Callable[[], list[Job]]] = {
-        "band": lambda: experiment.plan_band(band, seeds),
         "policies": lambda: experiment.plan_policies(fitted, seeds),
         "failures": lambda: experiment.plan_failures(fitted, seeds),
+        "band": lambda: experiment.plan_band(band, seeds),
         "kv": lambda: experiment.plan_kv(fitted, seeds),
+        "trace": lambda: [] if trace is None else experiment.plan_trace(fitted, seeds, trace, SPEEDS),
         "sensitivity": lambda: experiment.plan_sensitivity(fitted, seeds),
     }
-    if trace is not None:
-        plans["trace"] = lambda: experiment.plan_trace(fitted, seeds, trace, SPEEDS)
-    return plans
+    return [job for part in parts or PARTS for job in plans[part]()]
 
 
-def _calibrate(runner: Runner, progress: Progress, parameters: Parameters, reading: str) -> list[Fit]:
-    task = progress.add_task(f"fit on before, {reading}", total=SETTINGS)
-    tried = []
-    for fit in find_fits(runner, parameters, READINGS[reading], CALIBRATION_SEEDS):
-        tried.append(fit)
-        progress.advance(task)
-    return tried
+def _run_jobs(
+    runner: Runner, progress: Progress, results: dict[str, Any], path: Path, jobs: list[Job]
+) -> None:
+    """Runs trials; those of a part replace what the results have of it, once they are complete."""
+    task = progress.add_task("trials", total=len(jobs))
+    for part, trials in groupby(runner.run(jobs), key=lambda trial: trial[0].part):
+        progress.update(task, description=part)
+        rows = []
+        for job, outcome in trials:
+            rows.append({"case": job.case, "arm": job.arm.name, "seed": job.seed, **outcome.as_dict()})
+            progress.advance(task)
+        results[part] = rows
+        _save(path, results)
+
+
+def _save(path: Path, results: dict[str, Any]) -> None:
+    path.write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ TOLERANCE = 0.05
 READINGS = {"balanced": BEFORE, "forced": BEFORE_FORCED}
 """What "before" may have been: the engines balanced without ids, or the router's rank was forced."""
 _RATES = (46_000.0, 52_000.0, 58_000.0, 65_000.0, 73_000.0)
-_STEPS_S = (0.005, 0.008, 0.011, 0.014, 0.018)
-_FINE = (0.92, 0.96, 1.0, 1.04, 1.08)
+_STEPS_S = (0.006, 0.010, 0.014, 0.018, 0.022)
+_FINE = (0.94, 0.98, 1.02, 1.06)
 _COARSE_SEEDS = 2
 SETTINGS = len(_RATES) * len(_STEPS_S) + len(_FINE) ** 2
 
@@ -65,22 +65,12 @@ def find_fits(runner: Runner, parameters: Parameters, arm: Arm, seeds: range) ->
     yield from _try_all(runner, parameters, arm, grid, seeds)
 
 
-def select_good(fits: Iterable[Fit]) -> list[Fit]:
+def choose_fits(fits: Iterable[Fit]) -> list[Fit]:
     """Returns the fits within the tolerance, of those on the most seeds; the best first, if need be alone."""
     fits = list(fits)
     most = max(fit.seeds for fit in fits)
     ranked = sorted((fit for fit in fits if fit.seeds == most), key=lambda fit: fit.error)
     return [fit for fit in ranked if fit.error <= TOLERANCE] or ranked[:1]
-
-
-def choose_fits(fits: Iterable[Fit]) -> list[Fit]:
-    """Returns the best of the good fits, then those at the ends of either parameter, each once."""
-    good = select_good(fits)
-    chosen = [good[0]]
-    for end in (min, max):
-        chosen.append(end(good, key=lambda fit: (fit.generation_step_s, fit.context_tokens_per_s)))
-        chosen.append(end(good, key=lambda fit: (fit.context_tokens_per_s, fit.generation_step_s)))
-    return list(dict.fromkeys(chosen))
 
 
 def _try_all(

@@ -121,9 +121,7 @@ def plan_sensitivity(parameters: Parameters, seeds: range) -> list[Job]:
     cases = {
         "turns 6": replace(parameters, turns=6),
         "turns 24": replace(parameters, turns=24),
-        "growth x 0.5": replace(parameters, growth_tokens=parameters.growth_tokens / 2),
         "growth x 2": replace(parameters, growth_tokens=parameters.growth_tokens * 2),
-        "dp size 2 (6 instances)": replace(parameters, context_ranks=2, context_instances=6),
         "dp size 12 (1 instance)": replace(parameters, context_ranks=12, context_instances=1),
         "30 % without id": replace(parameters, unnamed_share=0.3),
         "50 % sub-agents": replace(parameters, subagent_share=0.5),

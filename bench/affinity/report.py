@@ -15,7 +15,6 @@ from bench.affinity.calibration import (
     READINGS,
     TOLERANCE,
     Fit,
-    select_good,
 )
 from bench.affinity.observation import Observed, find_flags
 from bench.statistic import estimate
@@ -167,11 +166,11 @@ def _write_band(results: dict[str, Any]) -> str:
 def _write_reading(reading: str, before: Arm, rows: Sequence[Row], results: dict[str, Any]) -> str:
     tried = [Fit(**fit) for fit in results["tried"][reading]]
     fits = [Fit(**fit) for fit in results["fits"][reading]]
-    good = [fit for fit in select_good(tried) if fit.error <= TOLERANCE]
+    good = [fit for fit in fits if fit.error <= TOLERANCE]
     lines = [
         f'"Before" is: {before.name}. {len(tried)} settings were tried on it alone.',
         f"{len(good)} are within {TOLERANCE:.0%} of {BEFORE_P95_S} s and {BEFORE_REQUESTS_PER_S:g}/s.",
-        f"Run on were the best (error {fits[0].error:.1%}) and the ends of each parameter:",
+        f"The best is off by {fits[0].error:.1%}. Run on were these:",
         "",
         _BAND_HEAD,
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -193,7 +192,7 @@ def _write_reading(reading: str, before: Arm, rows: Sequence[Row], results: dict
         cells += [f"{estimate(percentile(base, 95)):.2f}", f"{estimate(_rates(base)):.1f}"]
         cells += [f"{estimate(figure):.2f}" for figure in values.values()]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| after | predicted (over these fits) | report | error |", "|---|---|---|---|"]
+    lines += ["", "| after | predicted (over these settings) | report | error |", "|---|---|---|---|"]
     for name, means in figures.items():
         low, high, reported = min(means), max(means), REPORTED_AFTER[name]
         lines.append(

@@ -15,7 +15,7 @@ import simpy
 
 from bench.affinity.arm import BEFORE
 from bench.affinity.bridge import Bridge
-from bench.affinity.calibration import Fit, choose_fits, select_good
+from bench.affinity.calibration import Fit, choose_fits
 from bench.affinity.clock import SharedClock, on_grid
 from bench.affinity.context import ContextEngine, Prefill
 from bench.affinity.generation import GenerationEngine
@@ -294,16 +294,8 @@ def test_only_fits_within_the_tolerance_are_kept() -> None:
     """4.9 % off stays; 5.5 % off goes, and so do a throughput 10 % off and a fit on fewer seeds."""
     near, good = Fit(1.0, 1.0, 8.80, 46.0, 5), Fit(2.0, 1.0, 8.40, 46.5, 5)
     far, fast = Fit(3.0, 1.0, 8.85, 46.0, 5), Fit(4.0, 1.0, 8.39, 50.6, 5)
-    assert select_good([near, far, Fit(2.0, 1.0, 8.39, 46.0, 2), fast, good]) == [good, near]
-    assert select_good([far, fast]) == [far]
-
-
-def test_the_band_runs_on_the_best_fit_and_on_the_ends() -> None:
-    """A good fit that is neither the best nor an end of a parameter is left out, and none is there twice."""
-    best, middle = Fit(50.0, 0.5, 8.39, 46.0, 5), Fit(51.0, 0.51, 8.42, 46.0, 5)
-    slow, fast = Fit(40.0, 0.6, 8.45, 46.0, 5), Fit(60.0, 0.55, 8.48, 46.0, 5)
-    short = Fit(55.0, 0.4, 8.51, 46.0, 5)
-    assert choose_fits([middle, slow, short, best, fast]) == [best, short, slow, fast]
+    assert choose_fits([near, far, Fit(2.0, 1.0, 8.39, 46.0, 2), fast, good]) == [good, near]
+    assert choose_fits([far, fast]) == [far]
 
 
 def test_an_interval_is_students() -> None:
