@@ -20,7 +20,7 @@ from bench.affinity.plot import draw_all
 
 PARTS = ("policies", "failures", "band", "kv", "trace", "sensitivity")
 CALIBRATION_SEEDS = range(101, 106)
-SPEEDS = (8.0, 14.0, 20.0)
+SPEEDS = (10.0, 16.0, 22.0)
 
 
 @click.command()
