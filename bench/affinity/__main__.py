@@ -62,6 +62,7 @@ def main(
 
 def _plan_quick() -> list[Job]:
     parameters = replace(load_parameters(), warm_up_s=5.0, duration_s=10.0)
+    parameters = replace(parameters, scattered_warm_up_s=5.0, scattered_duration_s=10.0)
     seeds = range(1, 2)
     return [
         *experiment.plan_policies(parameters, seeds, experiment.MAIN_ARMS),

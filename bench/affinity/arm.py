@@ -22,7 +22,6 @@ class Failure(enum.Enum):
     RANK_FORCED = "the router's rank is forced although affinity is on"
     RANK_WITHHELD_WITHOUT_ID = "the worker withholds the rank and loses the id"
     ENGINE_IGNORES_ID = "the id is attached to an engine that ignores it"
-    NO_IDENTITY_RANK_KEPT = "no identity at all; the router's rank is kept"
     NO_IDENTITY_RANK_WITHHELD = "no identity at all; the router's rank is withheld"
 
 
@@ -47,6 +46,12 @@ class Arm:
     rank_source: RankSource = RankSource.ENGINE
     policy: str = LEAST_LOAD
     failure: Failure = Failure.NONE
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether conversations change ranks, so that it takes longer until caches and queues are level."""
+        is_before = self.affinity is Affinity.OFF and self.context_router == "default"
+        return is_before or self.failure not in (Failure.NONE, Failure.NO_ID_ON_GENERATION)
 
 
 BEFORE = Arm("scattered (before)", affinity=Affinity.OFF)
@@ -85,6 +90,5 @@ FAILURES = (
     _fail(Failure.RANK_FORCED),
     _fail(Failure.RANK_WITHHELD_WITHOUT_ID),
     _fail(Failure.ENGINE_IGNORES_ID, "default"),
-    _fail(Failure.NO_IDENTITY_RANK_KEPT),
     _fail(Failure.NO_IDENTITY_RANK_WITHHELD),
 )

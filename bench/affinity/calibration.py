@@ -22,7 +22,7 @@ READINGS = {"balanced": BEFORE, "forced": BEFORE_FORCED}
 _RATES = (46_000.0, 52_000.0, 58_000.0, 65_000.0, 73_000.0)
 _STEPS_S = (0.006, 0.010, 0.014, 0.018, 0.022)
 _FINE = (0.94, 0.98, 1.02, 1.06)
-_COARSE_SEEDS = 2
+_COARSE_SEEDS = 1
 SETTINGS = len(_RATES) * len(_STEPS_S) + len(_FINE) ** 2
 
 

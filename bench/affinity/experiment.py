@@ -51,6 +51,8 @@ def run_job(job: Job) -> Outcome:
         _fleet = SidecarFleet()
         Finalize(None, _fleet.close, exitpriority=10)
     parameters = job.parameters
+    if job.arm.is_scattered and job.trace is None:
+        parameters = parameters.for_scattered()
     workload = ClosedLoop(parameters) if job.trace is None else Trace(*job.trace, parameters)
     return asyncio.run(Trial(parameters, workload, job.arm, job.seed).run(_fleet))
 
@@ -119,7 +121,6 @@ def plan_sensitivity(parameters: Parameters, seeds: range) -> list[Job]:
     The setting itself is among the policies, and the KV capacity is a part of its own.
     """
     cases = {
-        "turns 6": replace(parameters, turns=6),
         "turns 24": replace(parameters, turns=24),
         "growth x 2": replace(parameters, growth_tokens=parameters.growth_tokens * 2),
         "dp size 12 (1 instance)": replace(parameters, context_ranks=12, context_instances=1),

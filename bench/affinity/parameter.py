@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,12 @@ class Parameters:
     subagent_share: float
     warm_up_s: float
     duration_s: float
+    scattered_warm_up_s: float
+    scattered_duration_s: float
+
+    def for_scattered(self) -> Parameters:
+        """Returns these with the times of a run in which conversations change ranks."""
+        return replace(self, warm_up_s=self.scattered_warm_up_s, duration_s=self.scattered_duration_s)
 
 
 def load_entries(path: Path = _FILE) -> dict[str, dict[str, Any]]:

@@ -26,7 +26,6 @@ from worker_client import (
 PATIENT_S = 60.0
 MODEL = "model"
 _TYPES = EngineTypes(SchedulingParams, ConversationParams, DisaggregatedParams)
-_NO_IDENTITY = {Failure.NO_IDENTITY_RANK_KEPT, Failure.NO_IDENTITY_RANK_WITHHELD}
 _NO_ID_ON = {Phase.PREFILL: Failure.NO_ID_ON_CONTEXT, Phase.DECODE: Failure.NO_ID_ON_GENERATION}
 
 
@@ -135,13 +134,14 @@ class Worker:
         failure, conversation = self._arm.failure, turn.conversation
         routing: dict[str, Any] = {}
         request: dict[str, Any] = {"token_ids": turn.prompt, "model": MODEL, "routing": routing}
-        if conversation.is_named and failure not in _NO_IDENTITY and failure is not _NO_ID_ON[self._phase]:
+        nameless = (_NO_ID_ON[self._phase], Failure.NO_IDENTITY_RANK_WITHHELD)
+        if conversation.is_named and failure not in nameless:
             request["agent_context"] = {"session_id": conversation.name}
             if conversation.parent:
                 request["agent_context"]["parent_session_id"] = conversation.parent
         if failure is Failure.RANK_FORCED:
             routing["dp_rank"] = self._choose_rank(turn.request_id)
-        elif failure in _NO_IDENTITY:
+        elif failure is Failure.NO_IDENTITY_RANK_WITHHELD:
             routing["dp_rank"] = self._choose_rank(conversation.name)
         if prefill is not None:
             worker, rank, cached_tokens = prefill
