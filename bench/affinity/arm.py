@@ -9,8 +9,7 @@ from worker_client import Affinity, RankSource
 
 LEAST_LOAD = "operational: {placement: {phases: [prefill]}}"
 LEAST_LOAD_BOTH = "operational: {placement: {phases: [prefill, decode]}}"
-RENDEZVOUS = "operational: {placement: {phases: [prefill], first: rendezvous}}"
-RENDEZVOUS_BOTH = "operational: {placement: {phases: [prefill, decode], first: rendezvous}}"
+RENDEZVOUS = "operational: {placement: {phases: [prefill, decode], first: rendezvous}}"
 
 
 class Failure(enum.Enum):
@@ -63,8 +62,7 @@ LEAST_TOKENS_CONTEXT = Arm("engine least_tokens, context leg", "least_tokens", "
 LEAST_TOKENS = Arm("engine least_tokens, both legs", "least_tokens", "least_tokens")
 SIDECAR_CONTEXT = Arm("sidecar, context leg", rank_source=RankSource.SIDECAR)
 SIDECAR = Arm("sidecar, both legs", rank_source=RankSource.SIDECAR, policy=LEAST_LOAD_BOTH)
-RENDEZVOUS_CONTEXT = Arm("sidecar rendezvous, context leg", rank_source=RankSource.SIDECAR, policy=RENDEZVOUS)
-RENDEZVOUS_ARM = Arm("sidecar rendezvous, both legs", rank_source=RankSource.SIDECAR, policy=RENDEZVOUS_BOTH)
+RENDEZVOUS_ARM = Arm("sidecar rendezvous, both legs", rank_source=RankSource.SIDECAR, policy=RENDEZVOUS)
 POLICIES = (
     BEFORE,
     KV_AWARE,
@@ -74,7 +72,6 @@ POLICIES = (
     LEAST_TOKENS,
     SIDECAR_CONTEXT,
     SIDECAR,
-    RENDEZVOUS_CONTEXT,
     RENDEZVOUS_ARM,
 )
 

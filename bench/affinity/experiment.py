@@ -148,6 +148,8 @@ def plan_trace(parameters: Parameters, seeds: range, path: Path, speeds: Iterabl
 def plan_band(fits: Mapping[str, tuple[Arm, Sequence[Parameters]]], seeds: range) -> list[Job]:
     """Returns the "after" row under every fit of each reading of the "before" row.
 
+    The best fit of the balanced reading is left out: all other parts run on it, the policies among them.
+
     Args:
         fits: by the reading's name, its arm and the fitted parameters.
         seeds: of each row.
@@ -156,6 +158,7 @@ def plan_band(fits: Mapping[str, tuple[Arm, Sequence[Parameters]]], seeds: range
         Job("band", f"{reading} {number}", arm, fit, seed)
         for reading, (before, fitted) in fits.items()
         for number, fit in enumerate(fitted)
+        if (before, number) != (arms.BEFORE, 0)
         for arm in (before, arms.ENGINE)
         for seed in seeds
     ]

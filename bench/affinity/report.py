@@ -157,9 +157,9 @@ def _write_sensitivity(results: dict[str, Any]) -> str:
 
 
 def _write_band(results: dict[str, Any]) -> str:
-    rows = results.get("band")
-    if not rows:
+    if not {"band", "policies"} <= results.keys():
         return ""
+    rows = [*results["band"], *({**row, "case": "balanced 0"} for row in results["policies"])]
     return "\n\n".join(_write_reading(reading, before, rows, results) for reading, before in READINGS.items())
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("simpy", reason="requirements/bench.txt is not installed")
 
 import simpy
 
-from bench.affinity.arm import BEFORE
+from bench.affinity.arm import BEFORE, BEFORE_FORCED, FAILURES, POLICIES, Failure
 from bench.affinity.bridge import Bridge
 from bench.affinity.calibration import Fit, choose_fits
 from bench.affinity.clock import SharedClock, on_grid
@@ -257,6 +257,16 @@ async def test_what_was_asked_before_the_warm_up_ended_counts_by_its_token(param
     """A prompt asked at 10 s whose token comes after 11 s counts; the one asked at 0 s does not."""
     parameters = replace(parameters, warm_up_s=11.0, duration_s=40.0)
     assert (await Trial(parameters, _Slow(), BEFORE, 1).run()).requests == 2
+
+
+def test_what_scatters_is_given_longer_to_settle() -> None:
+    """Its queues and caches are level later: it counts from 30 s to 45 s, and affinity from 16 s to 26 s."""
+    failures = [arm for arm in FAILURES if arm.failure is not Failure.NO_ID_ON_GENERATION]
+    assert all(arm.is_scattered for arm in (BEFORE, BEFORE_FORCED, *failures))
+    assert not any(arm.is_scattered for arm in POLICIES if arm is not BEFORE)
+    usual = load_parameters()
+    assert (usual.warm_up_s, usual.duration_s) == (16.0, 26.0)
+    assert (usual.for_scattered().warm_up_s, usual.for_scattered().duration_s) == (30.0, 45.0)
 
 
 async def test_throughput_obeys_littles_law() -> None:
