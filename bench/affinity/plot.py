@@ -46,7 +46,7 @@ def _draw_work(rows: Sequence[dict[str, Any]], path: Path) -> None:
         work = np.array(select(rows, arm)[0]["work"][:-1])  # the last second is not a whole one
         for rank in range(work.shape[1]):
             axes.plot(work[:, rank], label=f"rank {rank}", linewidth=0.9)
-        axes.set(ylabel="tokens/s", title=arm.name)
+        axes.set(ylabel="tokens/s", title=arm.name, ylim=(0, None))
     panels[0].legend(ncol=work.shape[1])
     panels[-1].set_xlabel("s")
     _save(figure, path)

@@ -57,6 +57,7 @@ def test_the_band_covers_every_setting_and_is_held_against_the_report() -> None:
             rows += [_row(arms.ENGINE, seed, after_s, 60.0, case) for seed in (1, 2)]
     fits = {reading: [_fit(8.39), _fit(8.6)] for reading in ("balanced", "forced")}
     policies = [{**row, "case": ""} for row in rows if row["case"] == "balanced 0"]
+    policies += [_row(arms.SIDECAR, seed, 2.42) for seed in (1, 2)]
     band = [row for row in rows if row["case"] != "balanced 0"]
     text = write_report({"band": band, "policies": policies, "tried": fits, "fits": fits})
     assert text.count("| p95 s | 2.42 to 4.84 | 4.84 | -50% to +0% |") == 2
