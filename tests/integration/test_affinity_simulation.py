@@ -62,7 +62,7 @@ async def test_affinity_keeps_conversations_and_their_prefixes(fleet: SidecarFle
     assert after.cached_share > before.cached_share + 0.1
 
 
-@pytest.mark.parametrize("arm", [arms.ENGINE, arms.LEAST_TOKENS, arms.SIDECAR], ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", [arms.ENGINE, arms.LEAST_TOKENS], ids=lambda arm: arm.name)
 async def test_affinity_that_works_raises_no_flag(fleet: SidecarFleet, arm: Arm) -> None:
     """The negative control of the flags."""
     assert find_flags((await _run(fleet, arm)).observed) == []
@@ -92,7 +92,7 @@ def test_the_quick_command_writes_tables_figures_and_plots(tmp_path: Path) -> No
     flags = {
         row["arm"]: find_flags(Observed(**row["observed"])) for row in rows["policies"] + rows["failures"]
     }
-    assert flags[arms.ENGINE.name] == flags[arms.SIDECAR.name] == []
+    assert flags[arms.ENGINE.name] == []
     for failure, flag in _FLAGS.items():
         assert flag in flags[failure.value]
     text = (tmp_path / "affinity.md").read_text(encoding="utf-8")
