@@ -13,8 +13,8 @@ from worker_client.model import ClientPolicy
 from worker_client.question import Question
 from worker_client.stats import Stats
 
-MAX_BATCH_ITEMS = 256
-"""Bounds the time for which writing one message keeps the worker's loop."""
+MAX_BATCH_ITEMS = 32
+"""Of questions, and of ends, in one message: the sidecar decides about it while the next is written."""
 MAX_BATCH_BYTES = 1024 * 1024
 MAX_WAITING = 8_192
 """Questions that may be without an answer at once, sent or not."""

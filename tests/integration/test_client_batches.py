@@ -68,13 +68,13 @@ async def test_answers_may_come_in_any_order(tmp_path: Path) -> None:
     assert [plan.conversation_id for plan in plans] == [f"sidecar:conversation-{n}" for n in range(20)]
 
 
-async def test_message_has_at_most_256_items(tmp_path: Path) -> None:
-    """Writing one must not hold up the worker's loop."""
+async def test_message_has_at_most_32_items(tmp_path: Path) -> None:
+    """The sidecar decides about the first while the client writes the next."""
     async with connect(tmp_path / "s") as (sidecar, client):
         await ask(client)
         plans = await asyncio.gather(*(ask(client, f"conversation-{n}") for n in range(600)))
     assert {plan.reason for plan in plans} == {""}
-    assert max(sidecar.batch_sizes) == 256
+    assert max(sidecar.batch_sizes) == 32
     assert sum(sidecar.batch_sizes) == 601
 
 
@@ -82,9 +82,20 @@ async def test_message_has_at_most_one_mebibyte(tmp_path: Path) -> None:
     """An item that would pass the limit is the last of its message, so far under gRPC's own 4 MiB."""
     async with connect(tmp_path / "s") as (sidecar, client):
         await ask(client)
-        await asyncio.gather(*(ask(client, f"{n:016000}") for n in range(200)))
-    assert max(message.ByteSize() for message in sidecar.messages) <= 1024 * 1024 + 17_000
-    assert len(sidecar.items) == 201
+        names = ("session_id", "parent_session_id", "trajectory_id", "parent_trajectory_id")
+        requests = [
+            build_request() | {"agent_context": {name: f"{name}-{n:016000}" for name in names}}
+            for n in range(100)
+        ]
+        await asyncio.gather(*(_plan(client, request) for request in requests))
+    assert 1024 * 1024 < max(message.ByteSize() for message in sidecar.messages) < 1024 * 1024 + 65_000
+    assert max(sidecar.batch_sizes) < 32
+    assert len(sidecar.items) == 101
+
+
+async def _plan(client: RoutingHintClient, request: dict[str, object]) -> None:
+    async with client.plan(request, phase=Phase.PREFILL, engine=ENGINE):
+        pass
 
 
 async def test_only_carriers_that_the_policy_reads_are_sent(tmp_path: Path) -> None:
