@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+pytest.importorskip("bench", reason="the benchmarks are part of a checkout")
+
 from bench.soak.ledger import Ledger
 from tests.unit.worker_client.builders import build_answer, build_profile, make_plan
 from worker_client import Answer, Origin, RankDirective
