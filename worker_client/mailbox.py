@@ -14,7 +14,9 @@ from worker_client.question import Question
 from worker_client.stats import Stats
 
 MAX_BATCH_ITEMS = 32
-"""Of questions, and of ends, in one message: the sidecar decides about it while the next is written."""
+"""Questions in one message: the sidecar decides about it while the next is written."""
+MAX_BATCH_FINISHES = 256
+"""Ends in one message. More than of questions, which are decided by the load that the ends take off."""
 MAX_BATCH_BYTES = 1024 * 1024
 MAX_WAITING = 8_192
 """Questions that may be without an answer at once, sent or not."""
@@ -108,7 +110,7 @@ class Mailbox:
                 self._waiting.pop(question.seq, None)
                 question.stream_number = 0
                 question.reply.set_result(None)
-        while self.finishes and len(batch.finishes) < MAX_BATCH_ITEMS and size_bytes < MAX_BATCH_BYTES:
+        while self.finishes and len(batch.finishes) < MAX_BATCH_FINISHES and size_bytes < MAX_BATCH_BYTES:
             finish = self.finishes.popleft()
             batch.finishes.append(finish)
             size_bytes += finish.ByteSize()

@@ -18,7 +18,7 @@ from routing_hints.v1 import service_pb2
 from worker_client import _stub, codec, unary
 from worker_client.announcement import Announcer
 from worker_client.config import ClientConfig, grpc_target
-from worker_client.mailbox import MAX_BATCH_ITEMS, Mailbox
+from worker_client.mailbox import MAX_BATCH_FINISHES, Mailbox
 from worker_client.model import Answer, ClientPolicy
 from worker_client.question import Question
 from worker_client.silence import Silence
@@ -97,7 +97,7 @@ class Transport:
         if not question.is_sent:
             return
         self._mailbox.add_finish(question, finish, is_stream_up=not self._failure)
-        if len(self._mailbox.finishes) >= MAX_BATCH_ITEMS:
+        if len(self._mailbox.finishes) >= MAX_BATCH_FINISHES:
             self._wake_writer.set()
         elif self._finish_timer is None and self._runner is not None:
             loop = self._runner.get_loop()

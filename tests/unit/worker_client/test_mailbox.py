@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from routing_hints.v1 import service_pb2
 from tests.unit.worker_client.builders import build_profile
 from worker_client.mailbox import MAX_WAITING, Mailbox
 from worker_client.model import ClientPolicy
@@ -43,3 +44,14 @@ async def test_question_that_nobody_waits_for_gives_up_its_place() -> None:
     assert mailbox.add_question(build_question())
     assert mailbox.take(questions[1].seq) is None
     assert mailbox.take(questions[0].seq) is questions[0]
+
+
+async def test_ends_go_out_before_the_questions_that_came_after_them() -> None:
+    """A question is decided by the load that they take off, so they must not wait for a later message."""
+    mailbox = Mailbox(Stats(), lambda error: None)
+    asked = build_question()
+    for number in range(200):
+        mailbox.add_finish(asked, service_pb2.Finish(request_id=str(number)), is_stream_up=True)
+    assert mailbox.add_question(build_question())
+    batch = mailbox.next_batch(ClientPolicy())
+    assert (len(batch.items), len(batch.finishes)) == (1, 200)
