@@ -11,10 +11,10 @@ from routing_hints.v1 import admin_pb2
 from sidecar.answer_codec import encode_answer_without_ids, encode_finish
 from sidecar.conversation_admin import ConversationAdmin
 from sidecar.counters import Counters
+from sidecar.field_limit import FieldError
 from sidecar.policy_file import dump_policy
 from sidecar.policy_holder import PolicyHolder
 from sidecar.recorder import Record, Recorder
-from sidecar.request_codec import FieldError
 from sidecar.rpc import Edge, NotFoundError
 
 SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["RoutingHintsAdminService"].full_name

@@ -8,11 +8,11 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from routing_hints.v1 import admin_pb2
+from sidecar.field_limit import FieldError
 from sidecar.model import ConversationHash
 from sidecar.placement.placement import Placement
 from sidecar.placement.table import Entry
 from sidecar.policy_holder import PolicyHolder
-from sidecar.request_codec import FieldError
 from sidecar.rpc import NotFoundError
 
 DEFAULT_PAGE_SIZE = 100

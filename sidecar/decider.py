@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import lru_cache
 
 from routing_hints.v1 import service_pb2
-from sidecar.answer_codec import encode_answer
+from sidecar.answer_codec import encode_answer, name_decision
 from sidecar.compiled import CompiledPolicy, PlacementSettings
-from sidecar.counters import Counters
+from sidecar.counters import Counters, Labels
 from sidecar.decision_log import DecisionLog
-from sidecar.enrich import apply_placement, decide, explain
+from sidecar.enrich import apply_placement, explain
 from sidecar.identity_watch import IdentityWatch
 from sidecar.lifecycle import Lifecycle
 from sidecar.model import (
@@ -18,6 +19,7 @@ from sidecar.model import (
     Decision,
     Explanation,
     IdentitySource,
+    Phase,
     Query,
     RankDirective,
     RankSource,
@@ -27,6 +29,7 @@ from sidecar.placement.placement import Placement, Proposal, Ticket
 from sidecar.policy_holder import PolicyHolder
 from sidecar.recorder import Recorder
 from sidecar.request_codec import UNKNOWN_CALLER, Caller, decode_query
+from sidecar.resolver import Resolver
 from sidecar.tracing import DecisionTracer
 
 
@@ -64,6 +67,7 @@ class Decider:
         self._observe_latency_s = observe_latency_s
         self._tracer = tracer
         self._log = DecisionLog()
+        self._resolver = Resolver()
 
     def decide(
         self,
@@ -83,17 +87,18 @@ class Decider:
         """
         started_s = time.perf_counter()
         policy = self._holder.current.compiled
-        query = decode_query(request, caller)
-        answer = decide(query, policy, self._watch.list_distrusted(policy))
+        distrusted = self._watch.list_distrusted(policy)
+        query, answer, encoded = self._resolver.resolve(request, caller, policy, distrusted)
         proposal = None
-        if answer.directive is RankDirective.PLACE:
+        is_placed = answer.directive is RankDirective.PLACE
+        if is_placed:
             self._placement.expire(policy.placement)
             proposal, answer = self._propose(query, answer, policy.placement)
         decision_id = self._recorder.record(query, answer, item)
         if proposal is not None:
             ticket = Ticket(decision_id, item) if item is not None else None
             self._placement.commit(proposal, policy.placement, ticket)
-        response = encode_answer(answer, decision_id)
+        response = encode_answer(answer, decision_id) if is_placed else name_decision(encoded, decision_id)
         took_s = time.perf_counter() - started_s
         self._observe_latency_s(took_s)
         self._count(query, answer, policy)
@@ -127,14 +132,8 @@ class Decider:
         return proposal, apply_placement(query, answer, proposal.rank, proposal.decision)
 
     def _count(self, query: Query, answer: Answer, policy: CompiledPolicy) -> None:
-        self._counters.add(
-            "decisions",
-            ("decision", answer.decision.name.lower()),
-            ("directive", answer.directive.name.lower()),
-            ("mode", policy.mode),
-            ("phase", query.phase.name.lower()),
-            ("source", answer.source.name.lower()),
-        )
+        labels = _label(answer.decision, answer.directive, policy.mode, query.phase, answer.source)
+        self._counters.add("decisions", *labels)
         for notice in answer.notices:
             self._counters.add("notices", ("notice", notice))
         if query.router_rank is not None and query.engine.rank_source is RankSource.SIDECAR:
@@ -149,3 +148,16 @@ class Decider:
         )
         if rank is not None and rank != query.router_rank:
             self._counters.add("router_rank_disagreement", ("kept", "sidecar" if is_placed else "router"))
+
+
+@lru_cache(maxsize=1_024)
+def _label(
+    decision: Decision, directive: RankDirective, mode: str, phase: Phase, source: IdentitySource
+) -> Labels:
+    return (
+        ("decision", decision.name.lower()),
+        ("directive", directive.name.lower()),
+        ("mode", mode),
+        ("phase", phase.name.lower()),
+        ("source", source.name.lower()),
+    )

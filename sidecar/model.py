@@ -19,7 +19,7 @@ ConversationId = NewType("ConversationId", str)
 ConversationHash = NewType("ConversationHash", str)
 """Names a conversation in logs and metrics; 16 hexadecimal digits. The empty one stands for none."""
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Phase(IntEnum):
@@ -146,11 +146,11 @@ class Identity(NamedTuple):
     conversation_id: str = ""
     agent_context: AgentContext | None = None
     session_control: SessionControl | None = None
-    headers: Mapping[str, str] = _NOTHING
+    headers: Mapping[str, str] = NOTHING
     """Header names as they came, in any case."""
-    metadata: Mapping[str, str] = _NOTHING
+    metadata: Mapping[str, str] = NOTHING
     annotations: tuple[str, ...] = ()
-    body: Mapping[str, str] = _NOTHING
+    body: Mapping[str, str] = NOTHING
     """By dotted path."""
 
 

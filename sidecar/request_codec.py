@@ -1,63 +1,46 @@
 """From the contract's messages to the decision's values; checks every documented limit.
 
-A message beyond a limit raises `FieldError`. Nothing here puts a value of a request into an error.
+A message beyond a limit raises `FieldError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import TypeVar
-
-from google.protobuf.message import Message
+from typing import NamedTuple, TypeVar
 
 from routing_hints.v1 import service_pb2, types_pb2
+from sidecar.field_limit import (
+    ENGINE_LIMITS,
+    FINISH_LIMITS,
+    HELLO_LIMITS,
+    MAX_DP_SIZE,
+    MAX_ID_BYTES,
+    REQUEST_LIMITS,
+    FieldError,
+    check_rank,
+    check_request,
+    check_strings,
+)
+from sidecar.identity_codec import decode_identity
 from sidecar.model import (
     NO_IDENTITY,
     UNKNOWN_ENGINE,
     AdpRouter,
-    AgentContext,
     Engine,
     EngineDialect,
     FinishReport,
-    Identity,
     Phase,
     Query,
     RankSource,
     RequestKind,
-    SessionControl,
 )
 
-MAX_ID_BYTES = 256
-MAX_VALUE_BYTES = 16_384
-MAX_ENTRIES = 256
-MAX_DP_SIZE = 65_536
 # No string or map of a message up to this size breaks a limit, and most messages are that short.
 _SHORT_BYTES = MAX_ID_BYTES
 _MAX_CACHED_BYTES = 1_024
-
-_REQUEST_LIMITS = (
-    ("request_id", MAX_ID_BYTES),
-    ("worker_id", MAX_ID_BYTES),
-    ("model", 1_024),
-    ("tenant", MAX_VALUE_BYTES),
-    ("traceparent", MAX_ID_BYTES),
-)
-_AGENT_CONTEXT_LIMITS = tuple(
-    (name, MAX_VALUE_BYTES)
-    for name in ("session_id", "parent_session_id", "trajectory_id", "parent_trajectory_id")
-)
-_SESSION_CONTROL_LIMITS = (("session_id", MAX_VALUE_BYTES),)
-_ACTION_BYTES = 64
-_ENGINE_LIMITS = (("instance_id", MAX_ID_BYTES), ("version", MAX_ID_BYTES))
-_FINISH_LIMITS = (
-    ("request_id", MAX_ID_BYTES),
-    ("decision_id", MAX_ID_BYTES),
-    ("local_reason", MAX_ID_BYTES),
-)
-_HELLO_LIMITS = (("worker_id", MAX_ID_BYTES), ("client_version", MAX_ID_BYTES))
 
 _PHASES = {phase.value: phase for phase in Phase}
 _KINDS = {kind.value: kind for kind in RequestKind}
@@ -66,18 +49,6 @@ _ROUTERS = {router.value: router for router in AdpRouter}
 _RANK_SOURCES = {source.value: source for source in RankSource}
 
 _EnumT = TypeVar("_EnumT", bound=IntEnum)
-
-
-class FieldError(ValueError):
-    """A field breaks its documented range.
-
-    Attributes:
-        field: the field's path, such as `hints.dp_rank`.
-    """
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +63,21 @@ class Caller:
 UNKNOWN_CALLER = Caller()
 
 
+class Subject(NamedTuple):
+    """What of a question its decision depends on, messages as bytes.
+
+    The rest is one request's own: its id, its worker, its model, its length, its trace, and the ranks that
+    its router chose and its client remembers.
+    """
+
+    phase: int
+    kind: int
+    tenant: str
+    identity: bytes
+    engine: bytes
+    has_router_rank: bool
+
+
 def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CALLER) -> Query:
     """Returns what the decision reads of a request.
 
@@ -101,7 +87,7 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
     if not message.phase:
         raise FieldError("phase", "must be set")
     if message.ByteSize() > _SHORT_BYTES:
-        _check_lengths(message)
+        check_request(message)
     unknown: list[str] = []
     phase = _decode_enum(_PHASES, message.phase, "phase", Phase.UNSPECIFIED, unknown)
     kind = _decode_enum(_KINDS, message.kind, "kind", RequestKind.UNSPECIFIED, unknown)
@@ -111,28 +97,55 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
     else:
         engine = caller.engine
         unknown.extend(caller.unknown_enums)
-    router_rank = None
-    if message.HasField("hints") and message.hints.HasField("dp_rank"):
-        router_rank = message.hints.dp_rank
-        _check_rank(router_rank, engine.dp_size, "hints.dp_rank")
-    known_rank = None
-    if message.HasField("known_rank"):
-        known_rank = message.known_rank
-        _check_rank(known_rank, engine.dp_size, "known_rank")
     return Query(
         phase,
         message.request_id,
         message.worker_id or caller.worker_id,
         kind,
-        _decode_identity(message.identity) if message.HasField("identity") else NO_IDENTITY,
-        router_rank,
+        decode_identity(message.identity) if message.HasField("identity") else NO_IDENTITY,
+        _read_router_rank(message, engine),
         engine,
         message.tenant,
         tuple(unknown),
-        model=message.model,
-        prompt_tokens=message.prompt_tokens,
-        traceparent=message.traceparent,
-        known_rank=known_rank,
+        message.model,
+        message.prompt_tokens,
+        message.traceparent,
+        _read_known_rank(message, engine),
+    )
+
+
+def read_subject(message: service_pb2.EnrichRequest) -> Subject | None:
+    """Returns the subject of a question; None if it is too long to be kept, or the engine is its caller's."""
+    if message.ByteSize() > _MAX_CACHED_BYTES or not message.HasField("engine"):
+        return None
+    return Subject(
+        message.phase,
+        message.kind,
+        message.tenant,
+        message.identity.SerializeToString(),
+        message.engine.SerializeToString(),
+        _has_router_rank(message),
+    )
+
+
+def decode_again(known: Query, message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CALLER) -> Query:
+    """Returns the query of a request whose subject is that of a known one; raises as `decode_query` does."""
+    if message.ByteSize() > _SHORT_BYTES:
+        check_strings(message, REQUEST_LIMITS)
+    return Query(
+        known.phase,
+        message.request_id,
+        message.worker_id or caller.worker_id,
+        known.kind,
+        known.identity,
+        _read_router_rank(message, known.engine),
+        known.engine,
+        known.tenant,
+        known.unknown_enums,
+        message.model,
+        message.prompt_tokens,
+        message.traceparent,
+        _read_known_rank(message, known.engine),
     )
 
 
@@ -142,7 +155,7 @@ def decode_hello(message: service_pb2.StreamHello) -> Caller:
     Raises:
         FieldError: a field breaks its documented range.
     """
-    _check_strings(message, _HELLO_LIMITS, "hello.")
+    check_strings(message, HELLO_LIMITS, "hello.")
     if not message.HasField("engine"):
         return Caller(message.worker_id)
     engine, unknown = _read_engine(message.engine, "hello.engine.")
@@ -155,7 +168,8 @@ def decode_finish(message: service_pb2.Finish) -> FinishReport:
     Raises:
         FieldError: a field breaks its documented range, or is longer than an id or a token can be.
     """
-    _check_strings(message, _FINISH_LIMITS, "finishes.")
+    if message.ByteSize() > _SHORT_BYTES:
+        check_strings(message, FINISH_LIMITS, "finishes.")
     return FinishReport(
         message.request_id,
         message.phase,
@@ -170,6 +184,24 @@ def decode_finish(message: service_pb2.Finish) -> FinishReport:
     )
 
 
+def _has_router_rank(message: service_pb2.EnrichRequest) -> bool:
+    return message.HasField("hints") and message.hints.HasField("dp_rank")
+
+
+def _read_router_rank(message: service_pb2.EnrichRequest, engine: Engine) -> int | None:
+    if not _has_router_rank(message):
+        return None
+    check_rank(message.hints.dp_rank, engine.dp_size, "hints.dp_rank")
+    return message.hints.dp_rank
+
+
+def _read_known_rank(message: service_pb2.EnrichRequest, engine: Engine) -> int | None:
+    if not message.HasField("known_rank"):
+        return None
+    check_rank(message.known_rank, engine.dp_size, "known_rank")
+    return message.known_rank
+
+
 def _read_engine(message: types_pb2.EngineProfile, path: str) -> tuple[Engine, tuple[str, ...]]:
     """Returns the engine, and the paths of its enum values that this sidecar does not know."""
     data = message.SerializeToString()
@@ -182,7 +214,7 @@ def _decode_engine(data: bytes, path: str) -> tuple[Engine, tuple[str, ...]]:
     # A worker sends the same few bytes with each request.
     message = types_pb2.EngineProfile.FromString(data)
     unknown: list[str] = []
-    _check_strings(message, _ENGINE_LIMITS, path)
+    check_strings(message, ENGINE_LIMITS, path)
     if message.dp_size > MAX_DP_SIZE:
         raise FieldError(f"{path}dp_size", f"is above {MAX_DP_SIZE}")
     none = RankSource.UNSPECIFIED
@@ -200,52 +232,6 @@ def _decode_engine(data: bytes, path: str) -> tuple[Engine, tuple[str, ...]]:
     return engine, tuple(unknown)
 
 
-def _decode_identity(message: types_pb2.Identity) -> Identity:
-    agent_context = session_control = None
-    if message.HasField("agent_context"):
-        context = message.agent_context
-        agent_context = AgentContext(
-            context.session_id,
-            context.parent_session_id,
-            context.session_final,
-            context.trajectory_id,
-            context.parent_trajectory_id,
-        )
-    if message.HasField("session_control"):
-        control = message.session_control
-        _check_size(control.action, _ACTION_BYTES, "identity.session_control.action")
-        session_control = SessionControl(control.session_id, control.action, control.timeout)
-    return Identity(
-        message.conversation_id,
-        agent_context,
-        session_control,
-        dict(message.headers.items()),
-        dict(message.metadata.items()),
-        tuple(message.annotations),
-        dict(message.body.items()),
-    )
-
-
-def _check_lengths(message: service_pb2.EnrichRequest) -> None:
-    _check_strings(message, _REQUEST_LIMITS)
-    identity = message.identity
-    _check_size(identity.conversation_id, MAX_VALUE_BYTES, "identity.conversation_id")
-    _check_strings(identity.agent_context, _AGENT_CONTEXT_LIMITS, "identity.agent_context.")
-    _check_strings(identity.session_control, _SESSION_CONTROL_LIMITS, "identity.session_control.")
-    for path, entries in (
-        ("identity.headers", identity.headers),
-        ("identity.metadata", identity.metadata),
-        ("identity.body", identity.body),
-    ):
-        _check_count(len(entries), path)
-        for name, value in entries.items():
-            _check_size(name, MAX_ID_BYTES, path)
-            _check_size(value, MAX_VALUE_BYTES, path)
-    _check_count(len(identity.annotations), "identity.annotations")
-    for annotation in identity.annotations:
-        _check_size(annotation, MAX_VALUE_BYTES, "identity.annotations")
-
-
 def _decode_enum(
     known: Mapping[int, _EnumT], number: int, path: str, stand_in: _EnumT, unknown: list[str]
 ) -> _EnumT:
@@ -254,26 +240,3 @@ def _decode_enum(
         unknown.append(path)
         return stand_in
     return value
-
-
-def _check_strings(message: Message, limits: Iterable[tuple[str, int]], path: str = "") -> None:
-    for name, max_bytes in limits:
-        value = getattr(message, name)
-        if value:
-            _check_size(value, max_bytes, path + name)
-
-
-def _check_size(value: str, max_bytes: int, path: str) -> None:
-    size = len(value)
-    if size > max_bytes or (not value.isascii() and len(value.encode()) > max_bytes):
-        raise FieldError(path, f"is longer than {max_bytes} bytes")
-
-
-def _check_count(count: int, path: str) -> None:
-    if count > MAX_ENTRIES:
-        raise FieldError(path, f"has more than {MAX_ENTRIES} entries")
-
-
-def _check_rank(rank: int, dp_size: int, path: str) -> None:
-    if dp_size and rank >= dp_size:
-        raise FieldError(path, "is not below the engine's dp_size")

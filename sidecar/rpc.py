@@ -17,7 +17,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from sidecar.counters import Counters
-from sidecar.request_codec import FieldError
+from sidecar.field_limit import FieldError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 MessageT = TypeVar("MessageT", bound=Message)

@@ -16,19 +16,14 @@ from routing_hints.v1 import service_pb2
 from sidecar.counters import Counters
 from sidecar.decider import Decider
 from sidecar.drain import DrainGate, DrainingError
+from sidecar.field_limit import FieldError
 from sidecar.lifecycle import Lifecycle
 from sidecar.outcome import OutcomeLog
 from sidecar.outlet import Outlet
 from sidecar.placement.placement import Placement
 from sidecar.policy_holder import PolicyHolder
 from sidecar.recorder import Recorder
-from sidecar.request_codec import (
-    UNKNOWN_CALLER,
-    Caller,
-    FieldError,
-    decode_finish,
-    decode_hello,
-)
+from sidecar.request_codec import UNKNOWN_CALLER, Caller, decode_finish, decode_hello
 from sidecar.rpc import DEFECT_MESSAGE, Context, DefectLog, parse
 
 MAX_BATCH = 4_096

@@ -29,6 +29,7 @@ from bench.soak.run import soak
 IN_FLIGHT = (1, 16, 256)
 """Besides `STREAM_BATCH`, where the stream takes its turn too."""
 ASKERS = ("plan", "plan, 40 headers", "echo", "raw")
+STREAMS = ("stream", "stream, new ids")
 MAX_GROWTH_MIB = 64.0
 
 
@@ -70,7 +71,7 @@ async def _measure(rounds: int, sessions: int, soak_seconds: float) -> Report:
     report.facts["sidecar's start, s"] = await time_starts(3)
     async with open_bench() as bench:
         samples = await bench.sample(IN_FLIGHT, rounds, 0.5, *ASKERS)
-        samples |= await bench.sample((STREAM_BATCH,), rounds, 0.5, *ASKERS, "stream")
+        samples |= await bench.sample((STREAM_BATCH,), rounds, 0.5, *ASKERS, *STREAMS)
         late = await measure_late_rates(bench.sidecar.socket_path, bench.echo, 8.0)
         growth = await measure_growth(bench.sidecar, sessions)
     trouble = await soak(soak_seconds)

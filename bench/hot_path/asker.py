@@ -59,24 +59,29 @@ def make_plan_asker(client: RoutingHintClient, workload: Workload) -> Ask:
 
 
 @asynccontextmanager
-async def open_stream(path: Path, workload: Workload, batch: int) -> AsyncIterator[Ask]:
+async def open_stream(path: Path, workload: Workload, batch: int, prepared: int) -> AsyncIterator[Ask]:
     """The sidecar alone: prepared messages of `batch` questions each, of which one is on its way at a time.
 
-    Neither side of it reads a request or an answer, so it is what the bare echo is for a unary call.
+    Neither side of it reads a request or an answer, so it is what the bare echo is for a unary call. It asks
+    about the first `prepared` legs of the workload again and again.
     """
-    items = [
-        service_pb2.EnrichItem(seq=seq, request=exchange.question)
-        for seq, exchange in enumerate(encode_exchanges(islice(workload.legs(), batch)), 1)
-    ]
-    message = service_pb2.EnrichStreamRequest(items=items).SerializeToString()
+    questions = [exchange.question for exchange in encode_exchanges(islice(workload.legs(), prepared))]
+    messages = []
+    for first in range(0, prepared, batch):
+        items = [
+            service_pb2.EnrichItem(seq=first + place, request=question)
+            for place, question in enumerate(questions[first : first + batch], 1)
+        ]
+        messages.append(service_pb2.EnrichStreamRequest(items=items).SerializeToString())
     hello = service_pb2.EnrichStreamRequest(hello=service_pb2.StreamHello(worker_id="bench"))
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
         call: Any = channel.stream_stream(_STREAM_METHOD)()
         await call.write(hello.SerializeToString())
         await call.read()
+        turns = cycle(messages)
 
         async def ask() -> float:
-            await call.write(message)
+            await call.write(next(turns))
             await call.read()
             return time.perf_counter()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.hot_path import in_process
 from bench.hot_path.asker import (
+    PREPARED,
     make_echo_asker,
     make_plan_asker,
     open_client,
@@ -24,6 +25,8 @@ from bench.process import ServerProcess, start_sidecar
 from bench.workload import Workload
 
 CONVERSATIONS = 1_000
+STRANGERS = 16_384
+"""Conversations that the sidecar has forgotten when they come again."""
 FEW_HEADERS, MANY_HEADERS = 5, 40
 STREAM_BATCH = 64
 WARM_UP_S = 0.3
@@ -88,13 +91,20 @@ async def open_bench() -> AsyncIterator[Bench]:
         raw_server = await stack.enter_async_context(_start_peer("raw_server", folder / "raw.sock"))
         client = await stack.enter_async_context(open_client(sidecar.socket_path))
         echo = await stack.enter_async_context(open_echo(echo_server.socket_path))
-        stream = await stack.enter_async_context(open_stream(sidecar.socket_path, few, STREAM_BATCH))
+        strangers = Workload(STRANGERS, FEW_HEADERS)
+        stream = await stack.enter_async_context(
+            open_stream(sidecar.socket_path, few, STREAM_BATCH, PREPARED)
+        )
+        stream_new = await stack.enter_async_context(
+            open_stream(sidecar.socket_path, strangers, STREAM_BATCH, STRANGERS)
+        )
         raw = await stack.enter_async_context(open_raw(raw_server.socket_path, few))
         plan, plan_many = make_plan_asker(client, few), make_plan_asker(client, many)
         askers = {
             "plan": Asker(plan, sidecar),
             "plan, 40 headers": Asker(plan_many, sidecar),
             "stream": Asker(stream, sidecar, STREAM_BATCH),
+            "stream, new ids": Asker(stream_new, sidecar, STREAM_BATCH),
             "echo": Asker(make_echo_asker(echo, few), echo_server),
             "raw": Asker(raw, raw_server),
         }

@@ -15,10 +15,11 @@ from sidecar.cli.exit_codes import exit_with_faults
 from sidecar.cli.explanation_text import render_explanation
 from sidecar.enrich import explain as explain_query
 from sidecar.fault import ConfigurationError
+from sidecar.field_limit import FieldError
 from sidecar.policy import Policy
 from sidecar.policy_file import load_policy
 from sidecar.policy_holder import activate
-from sidecar.request_codec import FieldError, decode_query
+from sidecar.request_codec import decode_query
 
 
 def _choice_of(enum_type: object, prefix: str) -> click.Choice[str]:
