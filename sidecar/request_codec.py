@@ -115,9 +115,16 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
 
 
 def read_subject(message: service_pb2.EnrichRequest) -> Subject | None:
-    """Returns the subject of a question; None if it is too long to be kept, or the engine is its caller's."""
-    if message.ByteSize() > _MAX_CACHED_BYTES or not message.HasField("engine"):
+    """Returns the subject of a question; None if it is too long to be kept, or the engine is its caller's.
+
+    Raises:
+        FieldError: a string of the request's own is too long.
+    """
+    size_bytes = message.ByteSize()
+    if size_bytes > _MAX_CACHED_BYTES or not message.HasField("engine"):
         return None
+    if size_bytes > _SHORT_BYTES:
+        check_strings(message, REQUEST_LIMITS)
     return Subject(
         message.phase,
         message.kind,
@@ -129,9 +136,11 @@ def read_subject(message: service_pb2.EnrichRequest) -> Subject | None:
 
 
 def decode_again(known: Query, message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CALLER) -> Query:
-    """Returns the query of a request whose subject is that of a known one; raises as `decode_query` does."""
-    if message.ByteSize() > _SHORT_BYTES:
-        check_strings(message, REQUEST_LIMITS)
+    """Returns the query of a request whose subject was read and is that of a known one.
+
+    Raises:
+        FieldError: a rank is none of the engine's.
+    """
     return Query(
         known.phase,
         message.request_id,

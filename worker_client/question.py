@@ -83,7 +83,7 @@ class Question:
         a generator. Where the loop was too busy to fire it in time, the answer may be there and not yet read,
         so the loop gets one more look, of 2 ms, before the sidecar counts as late.
         """
-        loop = asyncio.get_running_loop()
+        loop = self.reply.get_loop()
         due_s = loop.time() + limit_s
         self.timer = loop.call_at(due_s, self._give_up, due_s)
         try:

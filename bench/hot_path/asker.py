@@ -59,11 +59,13 @@ def make_plan_asker(client: RoutingHintClient, workload: Workload) -> Ask:
 
 
 @asynccontextmanager
-async def open_stream(path: Path, workload: Workload, batch: int, prepared: int) -> AsyncIterator[Ask]:
-    """The sidecar alone: prepared messages of `batch` questions each, of which one is on its way at a time.
+async def open_streams(
+    path: Path, workload: Workload, prepared: int, *, batch: int, count: int
+) -> AsyncIterator[Ask]:
+    """The sidecar alone: prepared messages of `batch` questions, one at a time on each of `count` streams.
 
-    Neither side of it reads a request or an answer, so it is what the bare echo is for a unary call. It asks
-    about the first `prepared` legs of the workload again and again.
+    The client's side reads no request and no answer, so this is what the bare echo is for a unary call. The
+    first `prepared` legs of the workload are asked about again and again.
     """
     questions = [exchange.question for exchange in encode_exchanges(islice(workload.legs(), prepared))]
     messages = []
@@ -75,18 +77,23 @@ async def open_stream(path: Path, workload: Workload, batch: int, prepared: int)
         messages.append(service_pb2.EnrichStreamRequest(items=items).SerializeToString())
     hello = service_pb2.EnrichStreamRequest(hello=service_pb2.StreamHello(worker_id="bench"))
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-        call: Any = channel.stream_stream(_STREAM_METHOD)()
-        await call.write(hello.SerializeToString())
-        await call.read()
+        method: Any = channel.stream_stream(_STREAM_METHOD)
+        idle = [method() for _ in range(count)]
+        for call in idle:
+            await call.write(hello.SerializeToString())
+            await call.read()
         turns = cycle(messages)
 
         async def ask() -> float:
+            call = idle.pop()
             await call.write(next(turns))
             await call.read()
+            idle.append(call)
             return time.perf_counter()
 
         yield ask
-        call.cancel()
+        for call in idle:
+            call.cancel()
 
 
 @asynccontextmanager

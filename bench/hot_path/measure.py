@@ -18,17 +18,18 @@ from bench.hot_path.asker import (
     open_client,
     open_echo,
     open_raw,
-    open_stream,
+    open_streams,
 )
 from bench.hot_path.drive import Ask, Sample, drive
 from bench.process import ServerProcess, start_sidecar
 from bench.workload import Workload
+from worker_client.mailbox import MAX_BATCH_ITEMS
 
 CONVERSATIONS = 1_000
 STRANGERS = 16_384
 """Conversations that the sidecar has forgotten when they come again."""
 FEW_HEADERS, MANY_HEADERS = 5, 40
-STREAM_BATCH = 64
+STREAMS = 2
 WARM_UP_S = 0.3
 
 Samples = dict[tuple[str, int], list[Sample]]
@@ -93,18 +94,19 @@ async def open_bench() -> AsyncIterator[Bench]:
         echo = await stack.enter_async_context(open_echo(echo_server.socket_path))
         strangers = Workload(STRANGERS, FEW_HEADERS)
         stream = await stack.enter_async_context(
-            open_stream(sidecar.socket_path, few, STREAM_BATCH, PREPARED)
+            open_streams(sidecar.socket_path, few, PREPARED, batch=MAX_BATCH_ITEMS, count=STREAMS)
         )
+        strangers = Workload(STRANGERS, FEW_HEADERS)
         stream_new = await stack.enter_async_context(
-            open_stream(sidecar.socket_path, strangers, STREAM_BATCH, STRANGERS)
+            open_streams(sidecar.socket_path, strangers, STRANGERS, batch=MAX_BATCH_ITEMS, count=STREAMS)
         )
         raw = await stack.enter_async_context(open_raw(raw_server.socket_path, few))
         plan, plan_many = make_plan_asker(client, few), make_plan_asker(client, many)
         askers = {
             "plan": Asker(plan, sidecar),
             "plan, 40 headers": Asker(plan_many, sidecar),
-            "stream": Asker(stream, sidecar, STREAM_BATCH),
-            "stream, new ids": Asker(stream_new, sidecar, STREAM_BATCH),
+            "stream": Asker(stream, sidecar, MAX_BATCH_ITEMS),
+            "stream, new ids": Asker(stream_new, sidecar, MAX_BATCH_ITEMS),
             "echo": Asker(make_echo_asker(echo, few), echo_server),
             "raw": Asker(raw, raw_server),
         }
