@@ -90,15 +90,14 @@ class Decider:
         distrusted = self._watch.list_distrusted(policy)
         query, answer, encoded = self._resolver.resolve(request, caller, policy, distrusted)
         proposal = None
-        is_placed = answer.directive is RankDirective.PLACE
-        if is_placed:
+        if answer.directive is RankDirective.PLACE:
             self._placement.expire(policy.placement)
             proposal, answer = self._propose(query, answer, policy.placement)
         decision_id = self._recorder.record(query, answer, item)
         if proposal is not None:
             ticket = Ticket(decision_id, item) if item is not None else None
             self._placement.commit(proposal, policy.placement, ticket)
-        response = encode_answer(answer, decision_id) if is_placed else name_decision(encoded, decision_id)
+        response = name_decision(encoded, decision_id) if encoded else encode_answer(answer, decision_id)
         took_s = time.perf_counter() - started_s
         self._observe_latency_s(took_s)
         self._count(query, answer, policy)

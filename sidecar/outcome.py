@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sidecar.counters import Counters, Labels
 from sidecar.local_reason import label_reason
-from sidecar.model import AdpRouter, FinishReport, Phase, RankDirective, RankSource
+from sidecar.model import AdpRouter, Decision, FinishReport, Phase, RankDirective, RankSource
 from sidecar.recorder import Record
 from sidecar.whereabouts import Whereabouts
 
@@ -15,9 +15,16 @@ RECENT_REQUESTS = 200
 """So many requests of a leg make up its share of affinity."""
 
 _PHASES = {phase.value: phase for phase in Phase}
-_DIRECTIVES = {directive.value: directive for directive in RankDirective}
+_TOLD = {directive.value for directive in RankDirective if directive is not RankDirective.UNSPECIFIED}
+_UNKNOWN = "unknown"
+_APPLIED = {directive.value: ("applied_directive", directive.name.lower()) for directive in RankDirective}
+_ATTACHED = {True: ("id_attached", "true"), False: ("id_attached", "false")}
 # An outcome that is not set is a completed one.
-_OUTCOME_LABELS = {0: "completed", 1: "completed", 2: "failed", 3: "cancelled"}
+_OUTCOMES = {
+    number: ("outcome", name) for number, name in enumerate(("completed", "completed", "failed", "cancelled"))
+}
+_DECISION_LABELS = {decision: ("decision", decision.name.lower()) for decision in Decision}
+_PHASE_LABELS = {phase.value: ("phase", phase.name.lower()) for phase in Phase}
 
 
 class OutcomeLog:
@@ -42,30 +49,24 @@ class OutcomeLog:
             report: what the worker says.
             record: the decision that it belongs to; None if that is not known any more.
         """
-        directive = _DIRECTIVES.get(report.applied_directive)
-        applied = ("applied_directive", "unknown" if directive is None else directive.name.lower())
-        self._counters.add(
-            "finishes",
-            applied,
-            ("id_attached", "true" if report.id_attached else "false"),
-            ("outcome", _OUTCOME_LABELS.get(report.outcome, "unknown")),
-        )
+        applied = _APPLIED.get(report.applied_directive, ("applied_directive", _UNKNOWN))
+        outcome = _OUTCOMES.get(report.outcome, ("outcome", _UNKNOWN))
+        self._counters.add("finishes", applied, _ATTACHED[report.id_attached], outcome)
         if report.local_reason:
             self._counters.add("local_reasons", ("reason", label_reason(report.local_reason)))
         if record is None:
             self._counters.add("unmatched_finishes")
             return
-        phase = ("phase", _PHASES.get(record.phase, Phase.UNSPECIFIED).name.lower())
-        labels = (applied, ("decision", record.answer.decision.name.lower()), phase)
+        labels = (applied, _DECISION_LABELS[record.answer.decision], _PHASE_LABELS[record.phase])
         self._count_effect(report, record, labels)
         if report.cached_tokens is not None and record.prompt_tokens:
             self._counters.add("cached_tokens", *labels, amount=report.cached_tokens)
             self._counters.add("prompt_tokens", *labels, amount=record.prompt_tokens)
-        if record.is_normal and directive not in (None, RankDirective.UNSPECIFIED):
+        if record.is_normal and report.applied_directive in _TOLD:
             self._judge_affinity(report, record)
 
     def _count_effect(self, report: FinishReport, record: Record, labels: Labels) -> None:
-        effect = "unknown"
+        effect = _UNKNOWN
         conversation = record.answer.conversation_hash
         if report.observed_dp_rank is not None and conversation:
             effect = self._whereabouts.note(
@@ -78,7 +79,10 @@ class OutcomeLog:
         # That router probes each rank's cache for the prefix and needs no id for it.
         if withheld and not report.id_attached and record.engine.adp_router is not AdpRouter.KV_CACHE_AWARE:
             self._counters.add("withheld_without_id")
-        recent = self._recent.setdefault(_PHASES[record.phase], deque(maxlen=RECENT_REQUESTS))
+        phase = _PHASES[record.phase]
+        recent = self._recent.get(phase)
+        if recent is None:
+            recent = self._recent[phase] = deque(maxlen=RECENT_REQUESTS)
         recent.append(_is_affine(report, record))
 
     def _read_active_shares(self) -> Iterable[tuple[Labels, float]]:

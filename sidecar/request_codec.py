@@ -97,31 +97,32 @@ def decode_query(message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CA
     else:
         engine = caller.engine
         unknown.extend(caller.unknown_enums)
+    router_rank, known_rank = _read_ranks(message, engine)
     return Query(
         phase,
         message.request_id,
         message.worker_id or caller.worker_id,
         kind,
         decode_identity(message.identity) if message.HasField("identity") else NO_IDENTITY,
-        _read_router_rank(message, engine),
+        router_rank,
         engine,
         message.tenant,
         tuple(unknown),
         message.model,
         message.prompt_tokens,
         message.traceparent,
-        _read_known_rank(message, engine),
+        known_rank,
     )
 
 
 def read_subject(message: service_pb2.EnrichRequest) -> Subject | None:
-    """Returns the subject of a question; None if it is too long to be kept, or the engine is its caller's.
+    """Returns what a question asks about; None if it is malformed, long, or leaves its engine to its caller.
 
     Raises:
         FieldError: a string of the request's own is too long.
     """
     size_bytes = message.ByteSize()
-    if size_bytes > _MAX_CACHED_BYTES or not message.HasField("engine"):
+    if size_bytes > _MAX_CACHED_BYTES or not message.phase or not message.HasField("engine"):
         return None
     if size_bytes > _SHORT_BYTES:
         check_strings(message, REQUEST_LIMITS)
@@ -136,25 +137,26 @@ def read_subject(message: service_pb2.EnrichRequest) -> Subject | None:
 
 
 def decode_again(known: Query, message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CALLER) -> Query:
-    """Returns the query of a request whose subject was read and is that of a known one.
+    """Returns the query of a request whose subject was read and is that of a known one, without an identity.
 
     Raises:
         FieldError: a rank is none of the engine's.
     """
+    router_rank, known_rank = _read_ranks(message, known.engine)
     return Query(
         known.phase,
         message.request_id,
         message.worker_id or caller.worker_id,
         known.kind,
-        known.identity,
-        _read_router_rank(message, known.engine),
+        NO_IDENTITY,
+        router_rank,
         known.engine,
         known.tenant,
         known.unknown_enums,
         message.model,
         message.prompt_tokens,
         message.traceparent,
-        _read_known_rank(message, known.engine),
+        known_rank,
     )
 
 
@@ -197,18 +199,16 @@ def _has_router_rank(message: service_pb2.EnrichRequest) -> bool:
     return message.HasField("hints") and message.hints.HasField("dp_rank")
 
 
-def _read_router_rank(message: service_pb2.EnrichRequest, engine: Engine) -> int | None:
-    if not _has_router_rank(message):
-        return None
-    check_rank(message.hints.dp_rank, engine.dp_size, "hints.dp_rank")
-    return message.hints.dp_rank
-
-
-def _read_known_rank(message: service_pb2.EnrichRequest, engine: Engine) -> int | None:
-    if not message.HasField("known_rank"):
-        return None
-    check_rank(message.known_rank, engine.dp_size, "known_rank")
-    return message.known_rank
+def _read_ranks(message: service_pb2.EnrichRequest, engine: Engine) -> tuple[int | None, int | None]:
+    """Returns the rank that the router chose and the one that the client remembers."""
+    router_rank = known_rank = None
+    if _has_router_rank(message):
+        router_rank = message.hints.dp_rank
+        check_rank(router_rank, engine.dp_size, "hints.dp_rank")
+    if message.HasField("known_rank"):
+        known_rank = message.known_rank
+        check_rank(known_rank, engine.dp_size, "known_rank")
+    return router_rank, known_rank
 
 
 def _read_engine(message: types_pb2.EngineProfile, path: str) -> tuple[Engine, tuple[str, ...]]:

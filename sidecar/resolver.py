@@ -15,7 +15,7 @@ from sidecar.answer_codec import encode_answer
 from sidecar.compiled import CompiledPolicy
 from sidecar.directive import ROLLOUT_BUCKETS
 from sidecar.enrich import decide
-from sidecar.model import Answer, Query
+from sidecar.model import Answer, Query, RankDirective
 from sidecar.request_codec import Caller, Subject, decode_again, decode_query, read_subject
 
 MAX_REMEMBERED = 4_096
@@ -26,9 +26,10 @@ class Resolution(NamedTuple):
     """What follows from a question and the policy alone."""
 
     query: Query
+    """Without its identity where the answer was remembered: the decision alone reads that."""
     answer: Answer
     encoded: bytes
-    """The answer's message, without the id of a decision."""
+    """The answer's message, without the id of a decision; empty where placement has the last word."""
 
 
 class Resolver:
@@ -57,7 +58,7 @@ class Resolver:
         Raises:
             FieldError: a field breaks its documented range.
         """
-        if policy is not self._policy or distrusted is not self._distrusted:
+        if policy is not self._policy or distrusted != self._distrusted:
             self._policy, self._distrusted = policy, distrusted
             self._remembered.clear()
         subject = read_subject(request)
@@ -67,10 +68,13 @@ class Resolver:
             return Resolution(decode_again(known.query, request, caller), known.answer, known.encoded)
         query = decode_query(request, caller)
         answer = decide(query, policy, distrusted)
-        resolution = Resolution(query, answer, encode_answer(answer, "").SerializeToString())
+        is_placed = answer.directive is RankDirective.PLACE
+        encoded = b"" if is_placed else encode_answer(answer, "").SerializeToString()
         # Of a share of the conversations, those without an id are chosen by the ids of their requests.
         if subject is not None and policy.rollout_buckets >= ROLLOUT_BUCKETS:
-            self._remembered[subject] = resolution
+            # What was asked is many times larger than the subject once it is decoded.
+            without_identity = decode_again(query, request, caller)
+            self._remembered[subject] = Resolution(without_identity, answer, encoded)
             if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
-        return resolution
+        return Resolution(query, answer, encoded)

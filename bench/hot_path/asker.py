@@ -1,4 +1,4 @@
-"""The askers that are compared: the client, a bare stream, a bare unary echo, and raw sockets."""
+"""The askers that are compared to the sidecar alone: the client, a bare unary echo, and raw sockets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from bench.hot_path import echo_server
 from bench.hot_path.drive import Ask
 from bench.hot_path.exchange import encode_exchanges
 from bench.workload import ENGINE, Workload
-from routing_hints.v1 import service_pb2
 from worker_client import ClientConfig, Origin, RoutingHintClient
 
 PATIENT_S = 30.0
 PREPARED = 4_096
-_STREAM_METHOD = "/routing_hints.v1.RoutingHintsService/EnrichStream"
 
 
 class NotAskedError(Exception):
@@ -56,44 +54,6 @@ def make_plan_asker(client: RoutingHintClient, workload: Workload) -> Ask:
         return planned_at
 
     return ask
-
-
-@asynccontextmanager
-async def open_streams(
-    path: Path, workload: Workload, prepared: int, *, batch: int, count: int
-) -> AsyncIterator[Ask]:
-    """The sidecar alone: prepared messages of `batch` questions, one at a time on each of `count` streams.
-
-    The client's side reads no request and no answer, so this is what the bare echo is for a unary call. The
-    first `prepared` legs of the workload are asked about again and again.
-    """
-    questions = [exchange.question for exchange in encode_exchanges(islice(workload.legs(), prepared))]
-    messages = []
-    for first in range(0, prepared, batch):
-        items = [
-            service_pb2.EnrichItem(seq=first + place, request=question)
-            for place, question in enumerate(questions[first : first + batch], 1)
-        ]
-        messages.append(service_pb2.EnrichStreamRequest(items=items).SerializeToString())
-    hello = service_pb2.EnrichStreamRequest(hello=service_pb2.StreamHello(worker_id="bench"))
-    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-        method: Any = channel.stream_stream(_STREAM_METHOD)
-        idle = [method() for _ in range(count)]
-        for call in idle:
-            await call.write(hello.SerializeToString())
-            await call.read()
-        turns = cycle(messages)
-
-        async def ask() -> float:
-            call = idle.pop()
-            await call.write(next(turns))
-            await call.read()
-            idle.append(call)
-            return time.perf_counter()
-
-        yield ask
-        for call in idle:
-            call.cancel()
 
 
 @asynccontextmanager

@@ -18,9 +18,9 @@ from bench.hot_path.asker import (
     open_client,
     open_echo,
     open_raw,
-    open_streams,
 )
 from bench.hot_path.drive import Ask, Sample, drive
+from bench.hot_path.prepared import open_streams
 from bench.process import ServerProcess, start_sidecar
 from bench.workload import Workload
 from worker_client.mailbox import MAX_BATCH_ITEMS

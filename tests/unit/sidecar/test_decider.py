@@ -18,6 +18,9 @@ from sidecar.recorder import Recorder
 _ENGINE = types_pb2.EngineProfile(
     dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS, adp_router=types_pb2.ADP_ROUTER_CONVERSATION
 )
+_PLACING = types_pb2.EngineProfile(
+    adp_router=types_pb2.ADP_ROUTER_DEFAULT, rank_source=types_pb2.RANK_SOURCE_SIDECAR, dp_size=4
+)
 
 
 class Setup:
@@ -144,3 +147,19 @@ def test_the_last_request_ends_its_conversation(item: tuple[int, int] | None, en
     assert answer.hints.conversation_id == "conv-7f3a"
     assert "session-final" in answer.notices
     assert (setup.count("final_requests"), setup.count("ended_conversations")) == (1, ended)
+
+
+def test_a_known_conversation_is_placed_anew_each_time() -> None:
+    """A remembered answer says that the sidecar places; the rank is of this request."""
+    setup = Setup("")
+    answers = []
+    for _ in range(2):
+        request = setup.make_request("conv-7f3a")
+        request.engine.CopyFrom(_PLACING)
+        answers.append(setup.decider.decide(request))
+    assert [types_pb2.Decision.Name(answer.decision) for answer in answers] == [
+        "DECISION_NEW",
+        "DECISION_RETAINED",
+    ]
+    assert all(answer.hints.HasField("dp_rank") for answer in answers)
+    assert answers[0].hints.dp_rank == answers[1].hints.dp_rank

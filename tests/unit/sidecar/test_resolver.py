@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Set
 from typing import Any
 
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from routing_hints.v1 import service_pb2, types_pb2
 from sidecar import resolver as module
+from sidecar.answer_codec import encode_answer
 from sidecar.compiled import CompiledPolicy
 from sidecar.enrich import decide
 from sidecar.field_limit import FieldError
+from sidecar.model import RankDirective
 from sidecar.policy_compiler import compile_policy
 from sidecar.policy_file import parse_policy
 from sidecar.request_codec import UNKNOWN_CALLER, Caller, decode_query
@@ -26,6 +29,7 @@ _ENGINE = types_pb2.EngineProfile(
     dp_size=4,
 )
 _NONE: frozenset[str] = frozenset()
+_ODD_QUESTIONS = 200
 
 
 def make_request(session_id: str = "conv-7f3a", request_id: str = "r-1") -> service_pb2.EnrichRequest:
@@ -67,107 +71,124 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return Counted(monkeypatch)
 
 
-_RANKS = st.none() | st.integers(0, 3)
 _ENGINES = st.builds(
     types_pb2.EngineProfile,
+    instance_id=st.sampled_from(["", "start-1"]),
     dialect=st.sampled_from([0, 1, 3, 9]),
     adp_router=st.sampled_from([0, 2, 3, 4]),
     rank_source=st.sampled_from([0, 1, 2, 3]),
+    records_first_rank=st.booleans(),
     dp_size=st.just(4),
+    subagent_affinity=st.booleans(),
+    wants_conversation_id=st.booleans(),
 )
+_IDS = st.sampled_from(["", "1", "conv-7f3a", "none", "e\u0301"])
 _IDENTITIES = st.builds(
     types_pb2.Identity,
     conversation_id=st.sampled_from(["", "", "conv-1"]),
-    headers=st.dictionaries(st.sampled_from(["x-session-id", "X-Tenant-Id"]), st.sampled_from(["1", "none"])),
+    agent_context=st.none()
+    | st.builds(types_pb2.AgentContext, session_id=_IDS, parent_session_id=_IDS, trajectory_id=_IDS),
+    session_control=st.none() | st.builds(types_pb2.SessionControl, session_id=_IDS),
+    headers=st.dictionaries(
+        st.sampled_from(["x-session-id", "X-Session-ID", "x-tenant-id", "x-dynamo-session-final"]), _IDS
+    ),
+    metadata=st.dictionaries(st.just("conversation-id"), _IDS),
+    annotations=st.lists(_IDS.map("conversation_id:{}".format), max_size=1),
+    body=st.dictionaries(st.just("session_id"), _IDS),
 )
-_REQUESTS = st.builds(
+_SUBJECTS = st.builds(
+    service_pb2.EnrichRequest,
+    phase=st.sampled_from([1, 2, 3, 9]),
+    kind=st.sampled_from([0, 1, 2]),
+    identity=st.none() | _IDENTITIES,
+    hints=st.none() | st.builds(types_pb2.RoutingHints, dp_rank=st.sampled_from([None, 0])),
+    engine=st.none() | _ENGINES,
+    tenant=st.sampled_from(["", "t"]),
+)
+# What requests about one subject have of their own.
+_OWN = st.builds(
     service_pb2.EnrichRequest,
     request_id=st.sampled_from(["", "r-1", "r-2"]),
     worker_id=st.sampled_from(["", "w-1"]),
-    phase=st.sampled_from([1, 2, 3, 9]),
-    kind=st.sampled_from([0, 1, 2]),
-    identity=_IDENTITIES,
-    hints=st.none() | st.builds(types_pb2.RoutingHints, dp_rank=_RANKS, prefill_dp_rank=_RANKS),
-    engine=st.none() | _ENGINES,
     model=st.sampled_from(["", "m"]),
-    tenant=st.sampled_from(["", "t"]),
     prompt_tokens=st.sampled_from([0, 7]),
     traceparent=st.sampled_from(["", "00-1"]),
-    known_rank=_RANKS,
+    known_rank=st.none() | st.integers(0, 3),
 )
-_POLICIES = st.sampled_from(
-    [
-        compile_policy(parse_policy(text))
-        for text in ("", "operational: {mode: shadow}", "operational: {rollout_percent: 50}")
-    ]
-)
+_POLICIES = [
+    compile_policy(parse_policy(text))
+    for text in (
+        "",
+        "operational: {mode: shadow}",
+        "operational: {rollout_percent: 50}",
+        "identity: {scope: all, subagents: both}",
+    )
+]
+_CALLERS = [UNKNOWN_CALLER, Caller("w-2", decode_query(make_request()).engine, ("hello.engine.dialect",))]
+_DISTRUSTED = [_NONE, frozenset({"header:x-session-id", "conversation_id"})]
 
 
-@given(requests=st.lists(_REQUESTS, min_size=2, max_size=12), policy=_POLICIES)
-def test_an_answer_is_what_would_be_decided_anew(
-    requests: list[service_pb2.EnrichRequest], policy: CompiledPolicy
-) -> None:
-    """Whatever was asked before, a request is read and answered as the first one is."""
-    resolver = Resolver()
-    for request in (*requests, *requests):
-        query, answer, encoded = resolver.resolve(request, UNKNOWN_CALLER, policy, _NONE)
-        assert query == decode_query(request)
-        assert answer == decide(query, policy)
-        response = service_pb2.EnrichResponse.FromString(encoded)
-        assert (response.rank_directive, response.source) == (answer.directive, answer.source)
-        assert response.hints.conversation_id == (answer.conversation_id or "")
-
-
-def test_a_conversation_is_decided_about_once(counted: Counted) -> None:
-    """The next turn, with another request id and another rank of the router, costs no decision."""
-    again = make_request(request_id="r-2")
-    again.hints.dp_rank = 3
-    first = make_request()
-    first.hints.dp_rank = 1
-    counted.resolve(first)
-    resolution = counted.resolve(again)
-    assert counted.decisions == 1
-    assert (resolution.query.request_id, resolution.query.router_rank) == ("r-2", 3)
-
-
-_DEFAULT_ROUTER = types_pb2.EngineProfile(
-    dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS,
-    adp_router=types_pb2.ADP_ROUTER_DEFAULT,
-    rank_source=types_pb2.RANK_SOURCE_ENGINE,
-)
-_PLACING = types_pb2.EngineProfile(
-    adp_router=types_pb2.ADP_ROUTER_DEFAULT, rank_source=types_pb2.RANK_SOURCE_SIDECAR, dp_size=4
-)
-# What a request has besides its header, and what the rules say of it.
-_CASES: tuple[tuple[dict[str, Any], str, str | None, tuple[str, ...]], ...] = (
-    ({"engine": _ENGINE}, "WITHHOLD", "1", ()),
-    ({"engine": _ENGINE, "kind": types_pb2.REQUEST_KIND_WARMUP}, "FORWARD", None, ("kind-not-normal",)),
-    # A test vector of docs/contract.md.
-    ({"engine": _ENGINE, "tenant": "tenant-a"}, "WITHHOLD", "rh1-a061aa27cd14682eec8ea9efe44a4101", ()),
-    ({"engine": _DEFAULT_ROUTER}, "FORWARD", None, ("router-pins-nothing",)),
-    (
-        {"engine": _DEFAULT_ROUTER, "hints": types_pb2.RoutingHints(dp_rank=0)},
-        "FORWARD",
-        None,
-        ("router-pins-nothing", "router-rank-kept"),
+@given(
+    subjects=st.lists(_SUBJECTS, min_size=1, max_size=3),
+    asked=st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            _OWN,
+            st.none() | st.integers(0, 3),
+            st.sampled_from(_POLICIES),
+            st.sampled_from(_CALLERS),
+            st.sampled_from(_DISTRUSTED),
+        ),
+        min_size=2,
+        max_size=12,
     ),
-    ({"engine": _PLACING}, "PLACE", None, ()),
-    ({"engine": _PLACING, "phase": types_pb2.PHASE_DECODE}, "FORWARD", None, ("placement-phase-off",)),
 )
-
-
-@pytest.mark.parametrize("order", [_CASES, _CASES[::-1]], ids=["forwards", "backwards"])
-def test_whatever_a_decision_depends_on_tells_questions_apart(order: tuple[Any, ...]) -> None:
-    """Requests that differ in one such thing get their own answers, in whatever order they ask."""
+def test_an_answer_is_what_would_be_decided_anew(
+    subjects: list[service_pb2.EnrichRequest], asked: list[tuple[Any, ...]]
+) -> None:
+    """Whatever was asked before and by whatever rules, a request is read and answered as the first one is."""
     resolver = Resolver()
-    for fields, directive, conversation_id, notices in order:
-        identity = types_pb2.Identity(headers={"x-session-id": "1"})
-        request = service_pb2.EnrichRequest(
-            **{"phase": types_pb2.PHASE_PREFILL, "identity": identity, **fields}
-        )
-        answer = resolver.resolve(request, UNKNOWN_CALLER, _POLICY, _NONE).answer
-        assert answer.directive.name == directive
-        assert (answer.conversation_id, answer.notices) == (conversation_id, notices)
+    for number, own, router_rank, policy, caller, distrusted in asked:
+        request = service_pb2.EnrichRequest()
+        request.CopyFrom(subjects[number % len(subjects)])
+        request.MergeFrom(own)
+        if request.hints.HasField("dp_rank") and router_rank is not None:
+            request.hints.dp_rank = router_rank
+        query, answer, encoded = resolver.resolve(request, caller, policy, distrusted)
+        anew = decode_query(request, caller)
+        assert query._replace(identity=anew.identity) == anew
+        assert answer == decide(anew, policy, distrusted)
+        if answer.directive is not RankDirective.PLACE:
+            assert service_pb2.EnrichResponse.FromString(encoded) == encode_answer(answer, "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("instance_id", "start-2"), ("dp_size", 8), ("max_active_requests", 64)]
+)
+def test_the_engine_is_the_requests_own(field: str, value: str | int) -> None:
+    """What placement and its books read of the engine is never that of an engine before."""
+    resolver = Resolver()
+    request = make_request()
+    resolver.resolve(request, UNKNOWN_CALLER, _POLICY, _NONE)
+    setattr(request.engine, field, value)
+    query = resolver.resolve(request, UNKNOWN_CALLER, _POLICY, _NONE).query
+    assert getattr(query.engine, field) == value
+
+
+def test_what_a_request_has_of_its_own_is_read_each_time(counted: Counted) -> None:
+    """Nothing but the answer is taken from the request that asked first."""
+    first = make_request()
+    first.MergeFrom(service_pb2.EnrichRequest(model="m-1", prompt_tokens=1, traceparent="00-1", known_rank=1))
+    first.hints.dp_rank = 1
+    counted.resolve(first, caller=Caller("w-1"))
+    again = make_request(request_id="r-2")
+    again.MergeFrom(service_pb2.EnrichRequest(model="m-2", prompt_tokens=2, traceparent="00-2", known_rank=2))
+    again.hints.dp_rank = 2
+    query = counted.resolve(again, caller=Caller("w-2")).query
+    assert counted.decisions == 1
+    assert (query.request_id, query.worker_id, query.model) == ("r-2", "w-2", "m-2")
+    assert (query.prompt_tokens, query.traceparent) == (2, "00-2")
+    assert (query.router_rank, query.known_rank) == (2, 2)
 
 
 def test_another_policy_decides_anew(counted: Counted) -> None:
@@ -237,6 +258,28 @@ def test_the_conversation_asked_about_longest_ago_is_forgotten(
     assert counted.decisions == 3
     counted.resolve(make_request("forgotten"))
     assert counted.decisions == 4
+
+
+def test_a_request_without_a_phase_is_refused_for_that(counted: Counted) -> None:
+    """The fault that is named does not depend on what else is wrong, as with Explain."""
+    request = make_request(request_id="r" * 257)
+    request.ClearField("phase")
+    with pytest.raises(FieldError) as caught:
+        counted.resolve(request)
+    assert caught.value.field == "phase"
+
+
+def test_a_remembered_question_takes_little_more_than_its_bytes() -> None:
+    """Decoded, the carriers of an odd question take twenty times the room, so they are not kept."""
+    resolver = Resolver()
+    tracemalloc.start()
+    for number in range(_ODD_QUESTIONS):
+        request = make_request(f"s-{number}")
+        request.identity.annotations.extend(["\u0100"] * 240)
+        resolver.resolve(request, UNKNOWN_CALLER, _POLICY, _NONE)
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes / _ODD_QUESTIONS < 6_000
 
 
 def test_a_long_question_is_not_remembered(counted: Counted) -> None:
