@@ -279,13 +279,20 @@ def test_explain_and_decide_agree_on_the_winner(query: Query, policy: CompiledPo
 
 @given(_queries, _policies)
 def test_a_rank_is_withheld_only_with_an_id(query: Query, policy: CompiledPolicy) -> None:
-    """Except for the router that probes caches, WITHHOLD comes with an attached id; PLACE never comes."""
+    """Except for the router that probes caches, WITHHOLD comes with an attached id."""
     answer = decide(query, policy)
-    assert answer.directive in (model.RankDirective.FORWARD, model.RankDirective.WITHHOLD)
     if answer.directive is model.RankDirective.WITHHOLD:
         probes = query.engine.adp_router is model.AdpRouter.KV_CACHE_AWARE
         assert probes or answer.conversation_id is not None
     assert (answer.affinity_key is None) == (answer.conversation_id is None)
+
+
+@given(_queries, _policies)
+def test_only_an_engine_that_the_sidecar_places_on_is_placed_on(query: Query, policy: CompiledPolicy) -> None:
+    """PLACE comes where the sidecar chooses the rank, and only among ranks that it knows."""
+    if decide(query, policy).directive is model.RankDirective.PLACE:
+        assert query.engine.rank_source is model.RankSource.SIDECAR
+        assert query.engine.dp_size > 0
 
 
 @given(_queries, st.randoms(use_true_random=False))
