@@ -110,11 +110,11 @@ class AdminServicer:
 
 def _encode_record(record: Record) -> admin_pb2.GetDecisionResponse:
     # The stubs name the contract's enum, whose numbers ours share.
-    phase: Any = record.phase
+    phase: Any = record.query.phase
     response = admin_pb2.GetDecisionResponse(
         decided_at=_stamp(record.decided_at),
-        request_id=record.request_id,
-        worker_id=record.worker_id,
+        request_id=record.query.request_id,
+        worker_id=record.query.worker_id,
         phase=phase,
         answer=encode_answer_without_ids(record.answer, record.decision_id),
         id_attached=record.answer.conversation_id is not None,

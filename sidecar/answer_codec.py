@@ -22,13 +22,6 @@ def encode_answer(answer: Answer, decision_id: str) -> service_pb2.EnrichRespons
     return _encode_answer(answer, decision_id, hints)
 
 
-def name_decision(encoded: bytes, decision_id: str) -> service_pb2.EnrichResponse:
-    """Returns the answer that was encoded under no decision, as that of one."""
-    response = service_pb2.EnrichResponse.FromString(encoded)
-    response.decision_id = decision_id
-    return response
-
-
 def encode_answer_without_ids(answer: Answer, decision_id: str) -> service_pb2.EnrichResponse:
     """Returns the answer as a message that holds no id of a conversation."""
     hints = None if answer.dp_rank is None else types_pb2.RoutingHints(dp_rank=answer.dp_rank)

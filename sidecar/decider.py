@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from routing_hints.v1 import service_pb2
-from sidecar.answer_codec import encode_answer, name_decision
+from sidecar.answer_codec import encode_answer
 from sidecar.compiled import CompiledPolicy, PlacementSettings
 from sidecar.counters import Counters, Labels
 from sidecar.decision_log import DecisionLog
@@ -72,13 +72,15 @@ class Decider:
     def decide(
         self,
         request: service_pb2.EnrichRequest,
+        response: service_pb2.EnrichResponse,
         caller: Caller = UNKNOWN_CALLER,
         item: tuple[int, int] | None = None,
-    ) -> service_pb2.EnrichResponse:
-        """Returns the answer to a request.
+    ) -> None:
+        """Fills in the answer to a request.
 
         Args:
             request: as it came.
+            response: empty; nothing is set where this raises `FieldError`.
             caller: who sent it, as far as a stream's hello said.
             item: stream and `seq` that its Finish will name.
 
@@ -97,7 +99,8 @@ class Decider:
         if proposal is not None:
             ticket = Ticket(decision_id, item) if item is not None else None
             self._placement.commit(proposal, policy.placement, ticket)
-        response = name_decision(encoded, decision_id) if encoded else encode_answer(answer, decision_id)
+        response.MergeFromString(encoded or encode_answer(answer, "").SerializeToString())
+        response.decision_id = decision_id
         took_s = time.perf_counter() - started_s
         self._observe_latency_s(took_s)
         self._count(query, answer, policy)
@@ -109,7 +112,6 @@ class Decider:
         if self._tracer is not None:
             now_ns = time.time_ns()
             self._tracer.trace(query, answer, decision_id, now_ns - int(took_s * 1e9), now_ns)
-        return response
 
     def explain(self, request: service_pb2.EnrichRequest) -> Explanation:
         """Returns what `decide` would answer now, and changes nothing; raises as it does."""

@@ -14,7 +14,6 @@ from sidecar.whereabouts import Whereabouts
 RECENT_REQUESTS = 200
 """So many requests of a leg make up its share of affinity."""
 
-_PHASES = {phase.value: phase for phase in Phase}
 _TOLD = {directive.value for directive in RankDirective if directive is not RankDirective.UNSPECIFIED}
 _UNKNOWN = "unknown"
 _APPLIED = {directive.value: ("applied_directive", directive.name.lower()) for directive in RankDirective}
@@ -24,7 +23,7 @@ _OUTCOMES = {
     number: ("outcome", name) for number, name in enumerate(("completed", "completed", "failed", "cancelled"))
 }
 _DECISION_LABELS = {decision: ("decision", decision.name.lower()) for decision in Decision}
-_PHASE_LABELS = {phase.value: ("phase", phase.name.lower()) for phase in Phase}
+_PHASE_LABELS = {phase: ("phase", phase.name.lower()) for phase in Phase}
 
 
 class OutcomeLog:
@@ -57,11 +56,11 @@ class OutcomeLog:
         if record is None:
             self._counters.add("unmatched_finishes")
             return
-        labels = (applied, _DECISION_LABELS[record.answer.decision], _PHASE_LABELS[record.phase])
+        labels = (applied, _DECISION_LABELS[record.answer.decision], _PHASE_LABELS[record.query.phase])
         self._count_effect(report, record, labels)
-        if report.cached_tokens is not None and record.prompt_tokens:
+        if report.cached_tokens is not None and record.query.prompt_tokens:
             self._counters.add("cached_tokens", *labels, amount=report.cached_tokens)
-            self._counters.add("prompt_tokens", *labels, amount=record.prompt_tokens)
+            self._counters.add("prompt_tokens", *labels, amount=record.query.prompt_tokens)
         if record.is_normal and report.applied_directive in _TOLD:
             self._judge_affinity(report, record)
 
@@ -70,16 +69,20 @@ class OutcomeLog:
         conversation = record.answer.conversation_hash
         if report.observed_dp_rank is not None and conversation:
             effect = self._whereabouts.note(
-                _PHASES[record.phase], conversation, record.worker_id, report.observed_dp_rank
+                record.query.phase, conversation, record.query.worker_id, report.observed_dp_rank
             )
         self._counters.add("effects", *labels, ("effect", effect))
 
     def _judge_affinity(self, report: FinishReport, record: Record) -> None:
         withheld = report.applied_directive == RankDirective.WITHHOLD
         # That router probes each rank's cache for the prefix and needs no id for it.
-        if withheld and not report.id_attached and record.engine.adp_router is not AdpRouter.KV_CACHE_AWARE:
+        if (
+            withheld
+            and not report.id_attached
+            and record.query.engine.adp_router is not AdpRouter.KV_CACHE_AWARE
+        ):
             self._counters.add("withheld_without_id")
-        phase = _PHASES[record.phase]
+        phase = record.query.phase
         recent = self._recent.get(phase)
         if recent is None:
             recent = self._recent[phase] = deque(maxlen=RECENT_REQUESTS)
@@ -104,7 +107,7 @@ def _is_affine(report: FinishReport, record: Record) -> bool:
         return True
     is_forced = (
         report.applied_directive == RankDirective.FORWARD
-        and record.router_rank is not None
-        and record.engine.rank_source is not RankSource.ROUTER
+        and record.query.router_rank is not None
+        and record.query.engine.rank_source is not RankSource.ROUTER
     )
     return report.id_attached and not is_forced

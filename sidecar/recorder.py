@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sidecar.model import Answer, Engine, FinishReport, Query, RequestKind
+from sidecar.model import Answer, FinishReport, Query, RequestKind
 
 CAPACITY = 4_096
 
@@ -20,19 +20,17 @@ class Record:
     decision_id: str
     decided_at: float
     """Seconds since the epoch."""
-    request_id: str
-    worker_id: str
-    phase: int
-    is_normal: bool
-    """Whether it was a user's request."""
-    engine: Engine
-    router_rank: int | None
-    prompt_tokens: int
-    """0 if unknown."""
+    query: Query
+    """Without its identity."""
     answer: Answer
     item: tuple[int, int] | None
     """Stream and `seq` that asked; None for a request of its own."""
     finish: FinishReport | None = None
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether it was a user's request."""
+        return self.query.kind in _NORMAL
 
 
 class Recorder:
@@ -52,7 +50,7 @@ class Recorder:
         self._by_item: dict[tuple[int, int], Record] = {}
 
     def record(self, query: Query, answer: Answer, item: tuple[int, int] | None = None) -> str:
-        """Records a decision and returns its id."""
+        """Records a decision about a query without its identity, and returns the decision's id."""
         number = self._count
         self._count = number + 1
         slot = number % CAPACITY
@@ -60,22 +58,10 @@ class Recorder:
         if oldest is not None:
             self._forget(oldest)
         decision_id = f"{self._run}-{number:x}"
-        record = Record(
-            decision_id,
-            self._clock(),
-            query.request_id,
-            query.worker_id,
-            query.phase,
-            query.kind in _NORMAL,
-            query.engine,
-            query.router_rank,
-            query.prompt_tokens,
-            answer,
-            item,
-        )
+        record = Record(decision_id, self._clock(), query, answer, item)
         self._records[slot] = record
-        if record.request_id:
-            self._by_request[record.request_id] = record
+        if query.request_id:
+            self._by_request[query.request_id] = record
         if item is not None:
             self._by_item[item] = record
         return decision_id
@@ -110,7 +96,8 @@ class Recorder:
         return self._by_request.get(request_id)
 
     def _forget(self, record: Record) -> None:
-        if self._by_request.get(record.request_id) is record:
-            del self._by_request[record.request_id]
+        request_id = record.query.request_id
+        if self._by_request.get(request_id) is record:
+            del self._by_request[request_id]
         if record.item is not None and self._by_item.get(record.item) is record:
             del self._by_item[record.item]

@@ -137,7 +137,7 @@ def read_subject(message: service_pb2.EnrichRequest) -> Subject | None:
 
 
 def decode_again(known: Query, message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CALLER) -> Query:
-    """Returns the query of a request whose subject was read and is that of a known one, without an identity.
+    """Returns the query of a request with the subject of a known one, without its identity.
 
     Raises:
         FieldError: a rank is none of the engine's.

@@ -26,7 +26,7 @@ class Resolution(NamedTuple):
     """What follows from a question and the policy alone."""
 
     query: Query
-    """Without its identity where the answer was remembered: the decision alone reads that."""
+    """Without its identity, which the decision alone reads."""
     answer: Answer
     encoded: bytes
     """The answer's message, without the id of a decision; empty where placement has the last word."""
@@ -70,11 +70,10 @@ class Resolver:
         answer = decide(query, policy, distrusted)
         is_placed = answer.directive is RankDirective.PLACE
         encoded = b"" if is_placed else encode_answer(answer, "").SerializeToString()
+        resolution = Resolution(decode_again(query, request, caller), answer, encoded)
         # Of a share of the conversations, those without an id are chosen by the ids of their requests.
         if subject is not None and policy.rollout_buckets >= ROLLOUT_BUCKETS:
-            # What was asked is many times larger than the subject once it is decoded.
-            without_identity = decode_again(query, request, caller)
-            self._remembered[subject] = Resolution(without_identity, answer, encoded)
+            self._remembered[subject] = resolution
             if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
-        return Resolution(query, answer, encoded)
+        return resolution

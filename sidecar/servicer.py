@@ -22,7 +22,9 @@ class RoutingHintsServicer:
 
     def enrich(self, request: service_pb2.EnrichRequest) -> service_pb2.EnrichResponse:
         """Decides about one request; raises FieldError where a field breaks its range."""
-        return self._decider.decide(request)
+        response = service_pb2.EnrichResponse()
+        self._decider.decide(request, response)
+        return response
 
     def explain(self, request: service_pb2.ExplainRequest) -> service_pb2.ExplainResponse:
         """Shows the decision that `enrich` would take; fails as it does."""

@@ -120,7 +120,8 @@ class StreamServicer:
         self, item: service_pb2.EnrichItem, result: service_pb2.EnrichResult, caller: Caller, stream: int
     ) -> None:
         try:
-            response = self._decider.decide(item.request, caller, (stream, item.seq))
+            self._decider.decide(item.request, result.response, caller, (stream, item.seq))
+            return
         except FieldError as error:
             self._counters.add("refused_items", ("code", "invalid_argument"))
             code, field, message = service_pb2.ERROR_CODE_INVALID_ARGUMENT, error.field, str(error)
@@ -128,9 +129,6 @@ class StreamServicer:
             self._defects.report(error)
             self._counters.add("refused_items", ("code", "internal"))
             code, field, message = service_pb2.ERROR_CODE_INTERNAL, "", DEFECT_MESSAGE
-        else:
-            result.response.CopyFrom(response)
-            return
         result.error.CopyFrom(service_pb2.EnrichError(code=code, field=field, message=message))
 
     def _finish(self, message: service_pb2.Finish, stream: int, caller: Caller) -> None:

@@ -29,7 +29,7 @@ IN_FLIGHT = (1, 16, 256)
 """Besides `BUSY`, where the stream takes its turn too."""
 BUSY = 64
 ASKERS = ("plan", "plan, 40 headers", "echo", "raw")
-STREAMS = ("stream", "stream, new ids")
+STREAMS = ("stream", "stream, with ends", "stream, new ids")
 MAX_GROWTH_MIB = 64.0
 
 

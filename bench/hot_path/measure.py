@@ -29,7 +29,7 @@ CONVERSATIONS = 1_000
 STRANGERS = 16_384
 """Conversations that the sidecar has forgotten when they come again."""
 FEW_HEADERS, MANY_HEADERS = 5, 40
-STREAMS = 2
+STREAM_SHAPE = {"batch": MAX_BATCH_ITEMS, "count": 2}
 WARM_UP_S = 0.3
 
 Samples = dict[tuple[str, int], list[Sample]]
@@ -93,23 +93,24 @@ async def open_bench() -> AsyncIterator[Bench]:
         client = await stack.enter_async_context(open_client(sidecar.socket_path))
         echo = await stack.enter_async_context(open_echo(echo_server.socket_path))
         strangers = Workload(STRANGERS, FEW_HEADERS)
-        stream = await stack.enter_async_context(
-            open_streams(sidecar.socket_path, few, PREPARED, batch=MAX_BATCH_ITEMS, count=STREAMS)
-        )
         strangers = Workload(STRANGERS, FEW_HEADERS)
-        stream_new = await stack.enter_async_context(
-            open_streams(sidecar.socket_path, strangers, STRANGERS, batch=MAX_BATCH_ITEMS, count=STREAMS)
-        )
+        streams = {
+            "stream": open_streams(sidecar.socket_path, few, PREPARED, **STREAM_SHAPE),
+            "stream, with ends": open_streams(
+                sidecar.socket_path, few, PREPARED, **STREAM_SHAPE, has_ends=True
+            ),
+            "stream, new ids": open_streams(sidecar.socket_path, strangers, STRANGERS, **STREAM_SHAPE),
+        }
         raw = await stack.enter_async_context(open_raw(raw_server.socket_path, few))
         plan, plan_many = make_plan_asker(client, few), make_plan_asker(client, many)
         askers = {
             "plan": Asker(plan, sidecar),
             "plan, 40 headers": Asker(plan_many, sidecar),
-            "stream": Asker(stream, sidecar, MAX_BATCH_ITEMS),
-            "stream, new ids": Asker(stream_new, sidecar, MAX_BATCH_ITEMS),
             "echo": Asker(make_echo_asker(echo, few), echo_server),
             "raw": Asker(raw, raw_server),
         }
+        for name, opening in streams.items():
+            askers[name] = Asker(await stack.enter_async_context(opening), sidecar, MAX_BATCH_ITEMS)
         yield Bench(sidecar, echo, askers)
 
 

@@ -1,4 +1,4 @@
-"""The sidecar alone: streams of prepared questions and the ends of those before, bytes out and bytes in."""
+"""The sidecar alone: streams of prepared questions, bytes out and bytes in."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class NotDecidedError(Exception):
 
 @asynccontextmanager
 async def open_streams(
-    path: Path, workload: Workload, prepared: int, *, batch: int, count: int
+    path: Path, workload: Workload, prepared: int, *, batch: int, count: int, has_ends: bool = False
 ) -> AsyncIterator[Ask]:
     """Asks messages of `batch` questions, one at a time on each of `count` streams.
 
     The client's side reads no answer, so this is what the bare echo is for a unary call. The first `prepared`
-    legs of the workload are asked about again and again; before and after that, answers are checked.
+    legs of the workload are asked about again and again, on request with the ends of the message before;
+    before and after that, answers are checked.
     """
     exchanges = encode_exchanges(islice(workload.legs(), prepared))
     questions = [exchange.question for exchange in exchanges]
@@ -40,7 +41,7 @@ async def open_streams(
         idle = []
         for first in range(count):
             batches = [questions[at : at + batch] for at in range(first * batch, prepared, count * batch)]
-            stream = _Stream(method(), _encode_turn(batches))
+            stream = _Stream(method(), _encode_turns(batches, has_ends))
             await stream.open()
             idle.append(stream)
 
@@ -90,14 +91,14 @@ class _Stream:
             raise NotDecidedError(str(results[:1]))
 
 
-def _encode_turn(batches: Sequence[Sequence[service_pb2.EnrichRequest]]) -> list[bytes]:
-    """Returns the messages of a stream: each has its questions and the ends of those of the one before."""
+def _encode_turns(batches: Sequence[Sequence[service_pb2.EnrichRequest]], has_ends: bool) -> list[bytes]:
+    """Returns the messages of a stream, in their order."""
     numbers = count_from(1)
     turns = [
         [service_pb2.EnrichItem(seq=next(numbers), request=question) for question in batch]
         for batch in batches
     ]
-    ends = [list(_end_all(items)) for items in turns]
+    ends = [list(_end_all(items)) if has_ends else [] for items in turns]
     return [
         service_pb2.EnrichStreamRequest(items=items, finishes=before).SerializeToString()
         for items, before in zip(turns, [ends[-1], *ends], strict=False)

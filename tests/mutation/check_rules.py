@@ -102,7 +102,9 @@ async def run_rows() -> int:
                 router_rank=facts.router_rank,
                 known_rank=None,
             )
-            return codec.decode_answer(decider.decide(message))
+            response = service_pb2.EnrichResponse()
+            decider.decide(message, response)
+            return codec.decode_answer(response)
 
         client = FakeClient(answer, config=ClientConfig(affinity=affinity_of(row)))
         if await list_differences(row, client):

@@ -56,11 +56,19 @@ class Setup:
             **fields,  # type: ignore[arg-type]
         )
 
+    def decide(
+        self, request: service_pb2.EnrichRequest, item: tuple[int, int] | None = None
+    ) -> service_pb2.EnrichResponse:
+        """The answer to a request."""
+        response = service_pb2.EnrichResponse()
+        self.decider.decide(request, response, item=item)
+        return response
+
     def make_one_shot(self) -> None:
         """Lets the carrier's ids be new with each request until they had time to repeat."""
         for _ in range(3):
             for _ in range(100):
-                self.decider.decide(self.make_request(f"stamped-{self._requests}"))
+                self.decide(self.make_request(f"stamped-{self._requests}"))
             self.now_s += COHORT_S
 
     def count(self, name: str) -> int:
@@ -72,7 +80,7 @@ def test_one_shot_ids_are_reported_and_still_attached(capfd: pytest.CaptureFixtu
     """By default the guard warns, counts, and changes no answer."""
     setup = Setup("")
     setup.make_one_shot()
-    answer = setup.decider.decide(setup.make_request("conv-7f3a"))
+    answer = setup.decide(setup.make_request("conv-7f3a"))
     assert answer.hints.conversation_id == "conv-7f3a"
     assert "one-shot-carrier" not in answer.notices
     assert setup.count("one_shot_reports") == 1
@@ -87,7 +95,7 @@ def test_enforced_one_shot_ids_are_not_attached_until_they_repeat() -> None:
     """The conversation is still named by its hash, no id goes out, and the router's rank is kept."""
     setup = Setup("operational: {one_shot_guard: enforce}")
     setup.make_one_shot()
-    answer = setup.decider.decide(setup.make_request("conv-7f3a"))
+    answer = setup.decide(setup.make_request("conv-7f3a"))
     assert not answer.HasField("hints")
     assert answer.rank_directive == types_pb2.RANK_DIRECTIVE_FORWARD
     assert answer.notices[0] == "one-shot-carrier"
@@ -98,9 +106,9 @@ def test_enforced_one_shot_ids_are_not_attached_until_they_repeat() -> None:
     for cohort in range(3):
         for _turn in range(2):
             for number in range(100):
-                setup.decider.decide(setup.make_request(f"conversation-{cohort}-{number}"))
+                setup.decide(setup.make_request(f"conversation-{cohort}-{number}"))
         setup.now_s += COHORT_S
-    answer = setup.decider.decide(setup.make_request("conv-7f3a"))
+    answer = setup.decide(setup.make_request("conv-7f3a"))
     assert answer.hints.conversation_id == "conv-7f3a"
 
 
@@ -110,7 +118,7 @@ def test_other_carriers_are_attached_meanwhile() -> None:
     setup.make_one_shot()
     request = setup.make_request("stamped")
     request.identity.headers["x-session-id"] = "conv-7f3a"
-    assert setup.decider.decide(request).hints.conversation_id == "conv-7f3a"
+    assert setup.decide(request).hints.conversation_id == "conv-7f3a"
 
 
 def test_explain_shows_the_guard() -> None:
@@ -132,7 +140,7 @@ def test_probes_leave_no_mark(kind: int) -> None:
     setup = Setup("")
     request = setup.make_request("probe", kind=kind)
     request.identity.headers["x-dynamo-session-final"] = "true"
-    setup.decider.decide(request)
+    setup.decide(request)
     assert list(setup.guard.list_shares()) == []
     assert [setup.count(name) for name in ("identities", "distinct_ids", "final_requests")] == [0, 0, 0]
 
@@ -143,7 +151,7 @@ def test_the_last_request_ends_its_conversation(item: tuple[int, int] | None, en
     setup = Setup("")
     request = setup.make_request("conv-7f3a")
     request.identity.headers["x-dynamo-session-final"] = "true"
-    answer = setup.decider.decide(request, item=item)
+    answer = setup.decide(request, item=item)
     assert answer.hints.conversation_id == "conv-7f3a"
     assert "session-final" in answer.notices
     assert (setup.count("final_requests"), setup.count("ended_conversations")) == (1, ended)
@@ -156,7 +164,7 @@ def test_a_known_conversation_is_placed_anew_each_time() -> None:
     for _ in range(2):
         request = setup.make_request("conv-7f3a")
         request.engine.CopyFrom(_PLACING)
-        answers.append(setup.decider.decide(request))
+        answers.append(setup.decide(request))
     assert [types_pb2.Decision.Name(answer.decision) for answer in answers] == [
         "DECISION_NEW",
         "DECISION_RETAINED",

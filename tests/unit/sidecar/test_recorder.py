@@ -30,7 +30,7 @@ def test_a_decision_is_found_by_id_and_by_request(recorder: Recorder) -> None:
     record = recorder.find_by_id(decision_id)
     assert record is not None
     assert record is recorder.find_by_request("r")
-    assert (record.worker_id, record.phase, record.decided_at) == ("w", Phase.PREFILL, 1_000.0)
+    assert (record.query.worker_id, record.query.phase, record.decided_at) == ("w", Phase.PREFILL, 1_000.0)
 
 
 def test_a_request_gives_its_newest_decision(recorder: Recorder) -> None:
