@@ -74,7 +74,7 @@ async def _measure(rounds: int, sessions: int, soak_seconds: float) -> Report:
         samples = await bench.sample(IN_FLIGHT, rounds, 0.5, *ASKERS)
         samples |= await bench.sample((BUSY,), rounds, 0.5, *ASKERS, *STREAMS)
         late = await measure_late_rates(bench.sidecar.socket_path, bench.echo, 8.0)
-        growth = await measure_growth(bench.sidecar, sessions)
+    growth = await measure_growth(sessions)
     trouble = await soak(soak_seconds)
     report.samples = {
         f"{name}, {number}": median_sample(found)

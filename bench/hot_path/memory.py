@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from bench.hot_path.asker import open_client
-from bench.process import ServerProcess
+from bench.process import ServerProcess, start_sidecar
 from bench.workload import ENGINE, Workload
 
 IN_FLIGHT = 256
@@ -29,8 +31,14 @@ class Growth:
     client_mib: float
 
 
-async def measure_growth(sidecar: ServerProcess, sessions: int) -> Growth:
-    """Plans one request of each of `sessions` sessions."""
+async def measure_growth(sessions: int) -> Growth:
+    """Plans one request of each of `sessions` sessions, against a sidecar that was asked nothing before."""
+    with tempfile.TemporaryDirectory(prefix="rh-bench-") as name:
+        async with start_sidecar(Path(name)) as sidecar:
+            return await _measure_growth(sidecar, sessions)
+
+
+async def _measure_growth(sidecar: ServerProcess, sessions: int) -> Growth:
     legs = Workload(sessions, 5).legs()
     me = psutil.Process()
     idle, client_before = sidecar.rss_bytes(), me.memory_info().rss
