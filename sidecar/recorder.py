@@ -21,7 +21,7 @@ class Record:
     decided_at: float
     """Seconds since the epoch."""
     query: Query
-    """Without its identity."""
+    """Without identity and tenant."""
     answer: Answer
     item: tuple[int, int] | None
     """Stream and `seq` that asked; None for a request of its own."""
@@ -50,7 +50,7 @@ class Recorder:
         self._by_item: dict[tuple[int, int], Record] = {}
 
     def record(self, query: Query, answer: Answer, item: tuple[int, int] | None = None) -> str:
-        """Records a decision about a query without its identity, and returns the decision's id."""
+        """Records a decision, and returns its id; the query is kept, so it has no identity and no tenant."""
         number = self._count
         self._count = number + 1
         slot = number % CAPACITY

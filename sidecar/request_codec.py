@@ -137,7 +137,7 @@ def read_subject(message: service_pb2.EnrichRequest) -> Subject | None:
 
 
 def decode_again(known: Query, message: service_pb2.EnrichRequest, caller: Caller = UNKNOWN_CALLER) -> Query:
-    """Returns the query of a request with the subject of a known one, without its identity.
+    """Returns the query of a request with the subject of a known one, without identity and tenant.
 
     Raises:
         FieldError: a rank is none of the engine's.
@@ -151,7 +151,7 @@ def decode_again(known: Query, message: service_pb2.EnrichRequest, caller: Calle
         NO_IDENTITY,
         router_rank,
         known.engine,
-        known.tenant,
+        "",
         known.unknown_enums,
         message.model,
         message.prompt_tokens,

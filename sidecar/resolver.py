@@ -26,7 +26,7 @@ class Resolution(NamedTuple):
     """What follows from a question and the policy alone."""
 
     query: Query
-    """Without its identity, which the decision alone reads."""
+    """Without identity and tenant, which can be long and the decision alone reads."""
     answer: Answer
     encoded: bytes
     """The answer's message, without the id of a decision; empty where placement has the last word."""

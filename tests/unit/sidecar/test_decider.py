@@ -33,10 +33,11 @@ class Setup:
         self.placement = Placement(lambda: self.now_s, self.counters, lambda _phase: None)
         lifecycle = Lifecycle(self.placement, self.counters)
         holder = PolicyHolder(activate(parse_policy(policy)))
+        self.recorder = Recorder(lambda: 0.0)
         self.decider = Decider(
             holder,
             self.placement,
-            Recorder(lambda: 0.0),
+            self.recorder,
             self.counters,
             IdentityWatch(self.guard, self.counters),
             lifecycle,
@@ -171,3 +172,15 @@ def test_a_known_conversation_is_placed_anew_each_time() -> None:
     ]
     assert all(answer.hints.HasField("dp_rank") for answer in answers)
     assert answers[0].hints.dp_rank == answers[1].hints.dp_rank
+
+
+def test_a_recorded_decision_holds_nothing_long_of_its_request() -> None:
+    """Thousands of decisions are kept, and a tenant or a carrier can take 16 KiB."""
+    setup = Setup("")
+    request = setup.make_request("conv-7f3a")
+    request.tenant = "t" * 16_000
+    request.identity.headers["x-other"] = "v" * 16_000
+    setup.decide(request)
+    record = setup.recorder.find_by_request(request.request_id)
+    assert record is not None
+    assert len(repr(record)) < 1_500
