@@ -71,9 +71,14 @@ class Resolver:
         is_placed = answer.directive is RankDirective.PLACE
         encoded = b"" if is_placed else encode_answer(answer, "").SerializeToString()
         resolution = Resolution(decode_again(query, request, caller), answer, encoded)
-        # Of a share of the conversations, those without an id are chosen by the ids of their requests.
-        if subject is not None and policy.rollout_buckets >= ROLLOUT_BUCKETS:
+        if subject is not None and not _depends_on_request(answer, policy, distrusted):
             self._remembered[subject] = resolution
             if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
         return resolution
+
+
+def _depends_on_request(answer: Answer, policy: CompiledPolicy, distrusted: Set[str]) -> bool:
+    """Tells whether an answer holds for one request only: a rollout goes by its id if there is no other."""
+    has_id = answer.conversation_hash and answer.source_detail not in distrusted
+    return policy.rollout_buckets < ROLLOUT_BUCKETS and not has_id

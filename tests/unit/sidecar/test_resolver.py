@@ -23,6 +23,7 @@ from sidecar.request_codec import UNKNOWN_CALLER, Caller, decode_query
 from sidecar.resolver import Resolution, Resolver
 
 _POLICY = compile_policy(parse_policy(""))
+_HALF = compile_policy(parse_policy("operational: {rollout_percent: 50}"))
 _ENGINE = types_pb2.EngineProfile(
     dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS,
     adp_router=types_pb2.ADP_ROUTER_CONVERSATION,
@@ -206,11 +207,23 @@ def test_a_distrusted_carrier_decides_anew(counted: Counted) -> None:
     assert counted.resolve(make_request(), _POLICY, distrusted).answer.conversation_id is None
 
 
-def test_during_a_rollout_requests_without_an_id_are_chosen_one_by_one(counted: Counted) -> None:
+@pytest.mark.parametrize(
+    ("session_id", "distrusted"), [("", _NONE), ("conv-7f3a", frozenset({"header:x-session-id"}))]
+)
+def test_during_a_rollout_requests_without_an_id_are_chosen_one_by_one(
+    counted: Counted, session_id: str, distrusted: Set[str]
+) -> None:
     """Where the request's own id decides, no answer stands for another request."""
-    policy = compile_policy(parse_policy("operational: {rollout_percent: 50}"))
-    answers = [counted.resolve(make_request("", f"r-{number}"), policy).answer for number in range(64)]
+    requests = [make_request(session_id, f"r-{number}") for number in range(64)]
+    answers = [counted.resolve(request, _HALF, distrusted).answer for request in requests]
     assert {"outside-rollout" in answer.notices for answer in answers} == {True, False}
+
+
+def test_during_a_rollout_a_conversation_is_decided_about_once(counted: Counted) -> None:
+    """It is chosen by its own id, the same with each request."""
+    for number in range(3):
+        counted.resolve(make_request(request_id=f"r-{number}"), _HALF)
+    assert counted.decisions == 1
 
 
 @pytest.mark.parametrize(
