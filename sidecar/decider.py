@@ -99,7 +99,10 @@ class Decider:
         if proposal is not None:
             ticket = Ticket(decision_id, item) if item is not None else None
             self._placement.commit(proposal, policy.placement, ticket)
-        response.MergeFromString(encoded or encode_answer(answer, "").SerializeToString())
+        if encoded:
+            response.MergeFromString(encoded)
+        else:
+            response.CopyFrom(encode_answer(answer, ""))
         response.decision_id = decision_id
         took_s = time.perf_counter() - started_s
         self._observe_latency_s(took_s)

@@ -93,7 +93,6 @@ async def open_bench() -> AsyncIterator[Bench]:
         client = await stack.enter_async_context(open_client(sidecar.socket_path))
         echo = await stack.enter_async_context(open_echo(echo_server.socket_path))
         strangers = Workload(STRANGERS, FEW_HEADERS)
-        strangers = Workload(STRANGERS, FEW_HEADERS)
         streams = {
             "stream": open_streams(sidecar.socket_path, few, PREPARED, **STREAM_SHAPE),
             "stream, with ends": open_streams(
