@@ -19,10 +19,10 @@ import grpc.aio
 import uvloop
 
 from routing_hints.v1 import service_pb2, types_pb2
-from sidecar.enrich import decide
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
-from sidecar.request_codec import decode_query
+from sidecar.decision.decide import decide
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
+from sidecar.wire.request_codec import decode_query
 
 ROUNDS = 7
 CALLS_PER_ROUND = 300

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 import structlog
 
-from examples.standin_engine import CONVERSATION_PARAMS, StandInLLM, install
+from examples.fake_engine import CONVERSATION_PARAMS, StandInLLM, install
 from worker_client import ClientConfig, EngineProfile, EngineSource, Phase, Plan, RoutingHintClient
 
 CAPTURES = Path(__file__).parent.parent / "tests" / "data" / "captures" / "1.6.1"

@@ -19,17 +19,17 @@ from sidecar.cli.probe import probe
 from sidecar.cli.show_policy import show_policy
 from sidecar.cli.stats import stats
 from sidecar.fault import ConfigurationError
-from sidecar.listener import find_obstacle
-from sidecar.logs import configure_logging
-from sidecar.policy import Policy
-from sidecar.policy_file import load_policy
-from sidecar.policy_holder import EMBEDDED, PolicyHolder, activate
+from sidecar.policy.file import load_policy
+from sidecar.policy.holder import EMBEDDED, PolicyHolder, activate
+from sidecar.policy.schema import Policy
+from sidecar.server.listener import find_obstacle
 from sidecar.settings import (
     DEFAULT_DRAIN_TIMEOUT_S,
     DEFAULT_LISTEN,
     DEFAULT_SOCKET_MODE,
     read_settings,
 )
+from sidecar.telemetry.logs import configure_logging
 
 
 @click.group()

@@ -15,31 +15,32 @@ import grpc.aio
 import structlog
 from grpc_reflection.v1alpha import reflection
 
-from sidecar import admin, exporter, health, servicer
 from sidecar.address import Address, TcpAddress
-from sidecar.conversation_admin import ConversationAdmin
-from sidecar.counters import Counters, Labels
-from sidecar.decider import Decider
-from sidecar.drain import DrainGate
-from sidecar.guard import OneShotGuard
-from sidecar.identity_watch import IdentityWatch
-from sidecar.lifecycle import Lifecycle
-from sidecar.listener import bind_all
+from sidecar.decision.conversation_end import Lifecycle
+from sidecar.decision.outcome import OutcomeLog
+from sidecar.decision.recorder import Recorder
+from sidecar.decision.service import Decider
+from sidecar.decision.whereabouts import Whereabouts
+from sidecar.identity.carrier_monitor import IdentityWatch
+from sidecar.identity.single_use_guard import OneShotGuard
 from sidecar.model import Phase
-from sidecar.outcome import OutcomeLog
+from sidecar.placement.compliance import COOL_DOWN_S
 from sidecar.placement.gauges import register_gauges
-from sidecar.placement.honour import COOL_DOWN_S
 from sidecar.placement.placement import Placement
-from sidecar.policy_holder import PolicyHolder
-from sidecar.policy_reload import PolicyReloader
-from sidecar.recorder import Recorder
-from sidecar.rpc import DefectLog, Edge
+from sidecar.policy.holder import PolicyHolder
+from sidecar.policy.reload import PolicyReloader
+from sidecar.server import admin, health, servicer
+from sidecar.server.conversation_admin import ConversationAdmin
+from sidecar.server.drain import DrainGate
+from sidecar.server.error_boundary import DefectLog, Edge
+from sidecar.server.listener import bind_all
+from sidecar.server.stream import StreamServicer
+from sidecar.server.tls import CertificateSource
+from sidecar.server.web import WebServer, start_web
 from sidecar.settings import Settings, SocketAccess, TlsFiles
-from sidecar.stream import StreamServicer
-from sidecar.tls import CertificateSource
-from sidecar.tracing import DecisionTracer, make_tracer
-from sidecar.web import WebServer, start_web
-from sidecar.whereabouts import Whereabouts
+from sidecar.telemetry import exporter
+from sidecar.telemetry.counters import Counters, Labels
+from sidecar.telemetry.tracing import DecisionTracer, make_tracer
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 _OPTIONS = (

@@ -2,6 +2,6 @@
 
 import importlib.util
 
-_OF_THE_SIDECAR = ["tests.fixtures.sidecar", "tests.fixtures.command"]
+_OF_THE_SIDECAR = ["tests.support.sidecar", "tests.support.command"]
 
 pytest_plugins = _OF_THE_SIDECAR if importlib.util.find_spec("pydantic") else []

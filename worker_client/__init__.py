@@ -4,11 +4,11 @@ Begin with `RoutingHintClient.from_env` and `EngineProfile.lazy`. `worker_client
 own tests need. Nothing here imports the sidecar.
 """
 
-from worker_client.client import RoutingHintClient
-from worker_client.config import Affinity, ClientConfig
-from worker_client.engine import EngineProfile, EngineSource, EngineTypes
-from worker_client.errors import ConfigurationError, RoutingHintsError
-from worker_client.model import (
+from worker_client._client import RoutingHintClient
+from worker_client._config import Affinity, ClientConfig
+from worker_client._engine import EngineProfile, EngineSource, EngineTypes
+from worker_client._errors import ConfigurationError, RoutingHintsError
+from worker_client._model import (
     AdpRouter,
     Answer,
     Decision,
@@ -21,8 +21,8 @@ from worker_client.model import (
     RankSource,
     RequestKind,
 )
-from worker_client.pending_plan import PendingPlan
-from worker_client.plan import Plan
+from worker_client._pending_plan import PendingPlan
+from worker_client._plan import Plan
 
 __all__ = [
     "AdpRouter",

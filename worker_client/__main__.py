@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker_client.config import ClientConfig
-from worker_client.doctor import Diagnosis, diagnose
-from worker_client.errors import ConfigurationError
-from worker_client.model import Phase
+from worker_client._config import ClientConfig
+from worker_client._doctor import Diagnosis, diagnose
+from worker_client._errors import ConfigurationError
+from worker_client._model import Phase
 
 _EPILOG = (
     "Exit code: 0 affinity can act on this leg; 1 it can't, or the sidecar does not answer; 2 bad settings."

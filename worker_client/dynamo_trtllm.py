@@ -24,12 +24,12 @@ from contextlib import aclosing
 from types import CodeType
 from typing import Any
 
-from worker_client.client import CLIENT_DEFECT, RoutingHintClient
-from worker_client.engine import EngineProfile, EngineSource, with_gate
-from worker_client.errors import ConfigurationError
-from worker_client.foreign import as_mapping
-from worker_client.model import AdpRouter, FinishOutcome, Phase, RankSource
-from worker_client.plan import Plan
+from worker_client._client import CLIENT_DEFECT, RoutingHintClient
+from worker_client._engine import EngineProfile, EngineSource, with_gate
+from worker_client._errors import ConfigurationError
+from worker_client._model import AdpRouter, FinishOutcome, Phase, RankSource
+from worker_client._plan import Plan
+from worker_client._untrusted_input import as_mapping
 
 _BASE = "dynamo.trtllm.request_handlers.handler_base"
 _HANDLERS = "dynamo.trtllm.request_handlers.handlers"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from worker_client.client import RoutingHintClient
+from worker_client._client import RoutingHintClient
 
 _PREFIX = "routing_hints_client_"
 _HELP = "See docs/reference.md of routing-hint-sidecar."

@@ -15,16 +15,16 @@ from typing import Any
 import grpc
 
 from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
-from worker_client.announcement import Announcer
-from worker_client.client import RoutingHintClient
-from worker_client.config import ClientConfig
-from worker_client.engine import EngineProfile
-from worker_client.local_rule import resolve_locally
-from worker_client.model import Answer, ClientPolicy, Origin
-from worker_client.question import Question
-from worker_client.request import RequestFacts
-from worker_client.stats import Stats
-from worker_client.transport import Transport
+from worker_client._call import Question
+from worker_client._client import RoutingHintClient
+from worker_client._config import ClientConfig
+from worker_client._engine import EngineProfile
+from worker_client._local_rule import resolve_locally
+from worker_client._model import Answer, ClientPolicy, Origin
+from worker_client._once_logger import Announcer
+from worker_client._request import RequestFacts
+from worker_client._stats import Stats
+from worker_client._transport import Transport
 
 _REVISION = "in-process-sidecar"
 AnswerFunction = Callable[[RequestFacts, EngineProfile], "Answer | None"]

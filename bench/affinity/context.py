@@ -15,7 +15,7 @@ from bench.affinity.prompt import Prompt
 from bench.placement.engine import KvCache
 from bench.placement.request import BLOCK_TOKENS
 from bench.placement.rule import build_router
-from examples.standin_engine.router import AdpRouter, KvCacheAwareRouter, Loads, RoutableRequest
+from examples.fake_engine.router import AdpRouter, KvCacheAwareRouter, Loads, RoutableRequest
 
 KV_AWARE = "kv_aware"
 

@@ -13,7 +13,7 @@ from bench.affinity.context import build_engine_router, match_tokens
 from bench.affinity.parameter import Parameters
 from bench.affinity.prompt import Prompt
 from bench.placement.engine import KvCache
-from examples.standin_engine.router import Loads, RoutableRequest
+from examples.fake_engine.router import Loads, RoutableRequest
 
 
 class GenerationEngine:

@@ -9,7 +9,7 @@ from typing import Any
 from bench.affinity.arm import Arm, Failure
 from bench.affinity.context import KV_AWARE
 from bench.affinity.workload import Turn
-from examples.standin_engine.params import ConversationParams, DisaggregatedParams, SchedulingParams
+from examples.fake_engine.params import ConversationParams, DisaggregatedParams, SchedulingParams
 from worker_client import (
     AdpRouter,
     Affinity,

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from bench.workload import ENGINE, Leg
 from routing_hints.v1 import service_pb2
-from sidecar.answer_codec import encode_answer, encode_client_policy
-from sidecar.enrich import decide
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
-from sidecar.request_codec import decode_query
+from sidecar.decision.decide import decide
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
+from sidecar.wire.request_codec import decode_query
+from sidecar.wire.response_codec import encode_answer, encode_client_policy
 from worker_client import codec
-from worker_client.carried import pick_carriers
-from worker_client.request import read_request
+from worker_client._request import read_request
+from worker_client._selected_carriers import pick_carriers
 
 DECISION_ID = "0a1b2c3d-fffff"
 """As long as the sidecar's own are after a million decisions."""

@@ -11,12 +11,12 @@ import numpy as np
 
 from bench.hot_path.exchange import encode_exchanges
 from bench.workload import Leg, Workload
-from sidecar.enrich import decide
+from sidecar.decision.decide import decide
 from sidecar.model import Query
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
-from sidecar.request_codec import decode_query
-from worker_client.request import read_request
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
+from sidecar.wire.request_codec import decode_query
+from worker_client._request import read_request
 
 LEGS = 512
 

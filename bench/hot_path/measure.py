@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from bench.hot_path import in_process
-from bench.hot_path.asker import (
+from bench.hot_path.drive import Ask, Sample, drive
+from bench.hot_path.load_generator import (
     PREPARED,
     make_echo_asker,
     make_plan_asker,
@@ -19,11 +20,10 @@ from bench.hot_path.asker import (
     open_echo,
     open_raw,
 )
-from bench.hot_path.drive import Ask, Sample, drive
 from bench.hot_path.prepared import open_streams
 from bench.process import ServerProcess, start_sidecar
 from bench.workload import Workload
-from worker_client.mailbox import MAX_BATCH_ITEMS
+from worker_client._send_queue import MAX_BATCH_ITEMS
 
 CONVERSATIONS = 1_000
 STRANGERS = 16_384

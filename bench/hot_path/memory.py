@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.hot_path.asker import open_client
+from bench.hot_path.load_generator import open_client
 from bench.process import ServerProcess, start_sidecar
 from bench.workload import ENGINE, Workload
 

@@ -10,8 +10,6 @@ import simpy
 
 from bench.placement.engine import EngineShape
 from bench.placement.request import Request
-from sidecar.compiled import PlacementSettings
-from sidecar.counters import Counters
 from sidecar.model import (
     AdpRouter,
     ConversationHash,
@@ -23,8 +21,10 @@ from sidecar.model import (
     RankDirective,
 )
 from sidecar.placement.placement import Placement, Ticket
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
+from sidecar.policy.compiled import PlacementSettings
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
+from sidecar.telemetry.counters import Counters
 
 _STREAM = 1
 

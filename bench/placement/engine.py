@@ -14,7 +14,7 @@ from typing import Any
 import simpy
 
 from bench.placement.request import BLOCK_TOKENS, Blocks, Request
-from examples.standin_engine.router import AdpRouter, Loads, RoutableRequest
+from examples.fake_engine.router import AdpRouter, Loads, RoutableRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,15 @@ import psutil
 from rich.console import Console
 from rich.progress import track
 
-from bench.hot_path.asker import open_echo
+from bench.hot_path.load_generator import open_echo
 from bench.process import ServerProcess
 from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
-from sidecar.counters import Counters
-from sidecar.enrich import apply_placement, decide
+from sidecar.decision.decide import apply_placement, decide
 from sidecar.placement.placement import Placement, Ticket
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
-from sidecar.request_codec import decode_query
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
+from sidecar.telemetry.counters import Counters
+from sidecar.wire.request_codec import decode_query
 
 CONVERSATIONS = 1_000_000
 MAX_GROWTH_MIB = 64.0

@@ -8,7 +8,7 @@ the fewest tokens is looked for under the cap. All else is as in the stand-in's 
 
 from __future__ import annotations
 
-from examples.standin_engine.router import AdpRouter, ConversationRouter, DefaultRouter, Loads
+from examples.fake_engine.router import AdpRouter, ConversationRouter, DefaultRouter, Loads
 
 MAX_SESSIONS = 65_536
 

@@ -16,8 +16,8 @@ from sidecar.cli.connection import add_connection_options, make_connection
 from sidecar.cli.exit_codes import BAD_CONFIGURATION
 from sidecar.conformance.check import list_differences
 from sidecar.conformance.vector import Vector, load_policies, load_vectors
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
 
 _Enrich: TypeAlias = Callable[[service_pb2.EnrichRequest], service_pb2.EnrichResponse]
 

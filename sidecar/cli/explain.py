@@ -9,17 +9,17 @@ from typing import Any
 import click
 
 from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
-from sidecar.answer_codec import encode_explanation
 from sidecar.cli.connection import Connection, add_optional_connection_options, make_connection
 from sidecar.cli.exit_codes import exit_with_faults
 from sidecar.cli.explanation_text import render_explanation
-from sidecar.enrich import explain as explain_query
+from sidecar.decision.decide import explain as explain_query
 from sidecar.fault import ConfigurationError
-from sidecar.field_limit import FieldError
-from sidecar.policy import Policy
-from sidecar.policy_file import load_policy
-from sidecar.policy_holder import activate
-from sidecar.request_codec import decode_query
+from sidecar.policy.file import load_policy
+from sidecar.policy.holder import activate
+from sidecar.policy.schema import Policy
+from sidecar.wire.field_limit import FieldError
+from sidecar.wire.request_codec import decode_query
+from sidecar.wire.response_codec import encode_explanation
 
 
 def _choice_of(enum_type: object, prefix: str) -> click.Choice[str]:

@@ -10,8 +10,8 @@ import click
 
 from sidecar.cli.exit_codes import exit_with_faults
 from sidecar.fault import ConfigurationError
-from sidecar.policy_file import load_policy
-from sidecar.policy_holder import activate
+from sidecar.policy.file import load_policy
+from sidecar.policy.holder import activate
 
 
 @click.group(invoke_without_command=True)
@@ -20,7 +20,7 @@ from sidecar.policy_holder import activate
 def policy(context: click.Context, *, print_default: bool) -> None:
     """Show and check policies."""
     if print_default:
-        click.echo(files("sidecar").joinpath("default_policy.yaml").read_text(encoding="utf-8"), nl=False)
+        click.echo(files("sidecar.policy").joinpath("default_policy.yaml").read_text(encoding="utf-8"), nl=False)
     elif context.invoked_subcommand is None:
         click.echo(context.get_help())
 

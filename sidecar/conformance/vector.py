@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from routing_hints.v1 import service_pb2, types_pb2
-from sidecar.identity_policy import IdentityPolicy
+from sidecar.policy.identity_schema import IdentityPolicy
 
 DEFAULT_POLICY = "default"
 _FOLDER = files("sidecar.conformance")

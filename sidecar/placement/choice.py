@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sidecar.compiled import PlacementSettings
 from sidecar.model import ConversationHash, Decision, PlacementKey, Query
+from sidecar.placement.engine_phase import Leg
 from sidecar.placement.lease import Leases
-from sidecar.placement.leg import Leg
 from sidecar.placement.rendezvous import choose_by_hash
 from sidecar.placement.table import ConversationTable, Entry
+from sidecar.policy.compiled import PlacementSettings
 
 
 def choose_rank(

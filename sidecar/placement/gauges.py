@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
-from sidecar.compiled import PlacementSettings
-from sidecar.counters import Counters, Labels
 from sidecar.model import Phase
-from sidecar.placement.leg import Leg
+from sidecar.placement.engine_phase import Leg
 from sidecar.placement.placement import Placement
+from sidecar.policy.compiled import PlacementSettings
+from sidecar.telemetry.counters import Counters, Labels
 
 
 def register_gauges(

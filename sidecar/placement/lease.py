@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sidecar.model import ConversationHash, Decision
-from sidecar.placement.leg import Leg
+from sidecar.placement.engine_phase import Leg
 from sidecar.placement.table import Entry
 
 Item: TypeAlias = tuple[int, int]

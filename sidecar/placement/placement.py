@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sidecar.compiled import PlacementSettings
-from sidecar.counters import Counters
 from sidecar.model import ConversationHash, Decision, FinishReport, Phase, PlacementKey, Query, RankDirective
 from sidecar.placement.choice import choose_rank, find_live
+from sidecar.placement.engine_phase import Leg, Legs, name_leg
 from sidecar.placement.lease import MAX_LEASES, Item, Lease, Leases
-from sidecar.placement.leg import Leg, Legs, name_leg
 from sidecar.placement.table import ConversationTable, Entry
+from sidecar.policy.compiled import PlacementSettings
+from sidecar.telemetry.counters import Counters
 
 REBIND_SHARE = 0.5
 """A conversation that ran elsewhere follows if its own rank likely holds at most this share of its prompt."""

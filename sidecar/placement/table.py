@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from sidecar.model import ConversationHash
-from sidecar.placement.leg import Leg
+from sidecar.placement.engine_phase import Leg
 from sidecar.placement.load import decay
 
 

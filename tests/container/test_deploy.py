@@ -27,10 +27,10 @@ _Report = dict[str, Any]
 
 @pytest.fixture
 def worker_image(tmp_path: Path) -> Iterator[str]:
-    """An image of `tests/fixtures/load_worker.py`, which runs as another user than the sidecar's."""
+    """An image of `tests/support/load_worker.py`, which runs as another user than the sidecar's."""
     context = tmp_path / "worker"
     shutil.copytree(ROOT / "examples", context / "examples")
-    (context / "load_worker.py").write_bytes((ROOT / "tests/fixtures/load_worker.py").read_bytes())
+    (context / "load_worker.py").write_bytes((ROOT / "tests/support/load_worker.py").read_bytes())
     (context / "Dockerfile").write_text(
         f"""
         FROM {IMAGE}

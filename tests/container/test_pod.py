@@ -23,7 +23,7 @@ _WAIT_S = 90.0
 
 
 class Pod:
-    """A running pod; its worker is `tests/fixtures/load_worker.py` under load."""
+    """A running pod; its worker is `tests/support/load_worker.py` under load."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -66,7 +66,7 @@ def worker_source() -> Iterator[Path]:
         folder = Path(name)
         folder.chmod(0o755)
         shutil.copytree(ROOT / "examples", folder / "examples")
-        (folder / "load_worker.py").write_bytes((ROOT / "tests/fixtures/load_worker.py").read_bytes())
+        (folder / "load_worker.py").write_bytes((ROOT / "tests/support/load_worker.py").read_bytes())
         yield folder
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from examples.standin_engine import StandInLLM
-from tests.fixtures.captures import (
+from examples.fake_engine import StandInLLM
+from tests.support.captures import (
     asked_phase,
     build_disaggregated_params,
     list_captures,

@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
 def test_reasons_equal_the_page() -> None:
     """A reason of a client of this version is never counted as `other`."""
-    local_reason = pytest.importorskip("sidecar.local_reason", reason="the sidecar is not installed")
+    local_reason = pytest.importorskip("sidecar.decision.local_reason", reason="the sidecar is not installed")
     text = PAGE.read_text()
     start = text.index("Why its answer was not used")
     rows = text[start : text.index("What was dropped while reading")].splitlines()

@@ -145,7 +145,7 @@ def test_the_policy_is_mounted_so_that_it_changes(name: str) -> None:
 
 def test_the_policy_of_the_config_map_is_a_policy() -> None:
     """The sidecar takes it."""
-    policy_file = pytest.importorskip("sidecar.policy_file")
+    policy_file = pytest.importorskip("sidecar.policy.file")
     policy = policy_file.parse_policy(_load("policy.yaml")["data"]["policy.yaml"])
     assert policy.operational.mode == "on"
 

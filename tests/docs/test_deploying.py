@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.docs.runner import ROOT, Runner, read_commands_of
 from tests.docs.transcript import Command, is_as_written, run_command, serve
-from tests.fixtures.sidecar import SidecarProcess
+from tests.support.sidecar import SidecarProcess
 
 _PAGE = "docs/deploying.md"
 _METRICS = "127.0.0.1:9464"

@@ -34,7 +34,7 @@ _IN_THE_TEXT = {
     "`docker exec` and `stats` are run, and tests/deploy holds the name of the container",
     "kubectl apply --dry-run=server": "needs a cluster with Dynamo's operator",
     "pip install --no-deps routing_hint_sidecar-*.whl": "make test-wheel installs the wheel so",
-    "python -m worker_client doctor --phase prefill": "tests/integration/test_doctor.py runs it",
+    "python -m worker_client doctor --phase prefill": "tests/integration/sidecar/test_doctor.py runs it",
     "routing-hint-sidecar policy check FILE": "the README has it with a file, and it is run there",
 }
 

@@ -14,7 +14,7 @@ import pytest
 from tests.docs.runner import ROOT, Runner, read_commands_of
 from tests.docs.story import tell
 from tests.docs.transcript import Command, is_as_written, run_command, serve
-from tests.fixtures.sidecar import SidecarProcess
+from tests.support.sidecar import SidecarProcess
 
 TOOLS = ROOT / ".tools"
 # Where the pages say that the sidecar is.

@@ -71,7 +71,7 @@ class Worker:
         return [line for line in self.log.splitlines() if event in line.split()]
 
     def engine_calls(self) -> list[dict[str, Any]]:
-        """Returns the engine calls that ended, oldest first; see `examples.standin_engine.host`."""
+        """Returns the engine calls that ended, oldest first; see `examples.fake_engine.host`."""
         path = self.folder / f"{self.name}.calls"
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines]
@@ -162,7 +162,7 @@ class Stack:
         self._start(f"sidecar-{name}", serve, {})
         # Otherwise the worker's first requests would be decided by its own rule.
         wait_for(lambda: socket.exists() or None, f"the sidecar of {name}", START_TIMEOUT_S)
-        host = ["-m", "examples.standin_engine.host", "--release", release, *host_options]
+        host = ["-m", "examples.fake_engine.host", "--release", release, *host_options]
         record = ["--record", str(self.folder / f"{name}.calls")]
         command = [sys.executable, *host, *record, str(ROOT / script), *arguments]
         process = self._start(

@@ -54,21 +54,21 @@ def run_rows_of(folder: Path) -> int:
 async def run_rows() -> int:
     """Runs the rows in this process, the contract's codecs included; returns 1 at the first that fails."""
     from routing_hints.v1 import service_pb2
-    from sidecar.counters import Counters
-    from sidecar.decider import Decider
-    from sidecar.guard import OneShotGuard
-    from sidecar.identity_watch import IdentityWatch
-    from sidecar.lifecycle import Lifecycle
+    from sidecar.decision.conversation_end import Lifecycle
+    from sidecar.decision.recorder import Recorder
+    from sidecar.decision.service import Decider
+    from sidecar.identity.carrier_monitor import IdentityWatch
+    from sidecar.identity.single_use_guard import OneShotGuard
     from sidecar.placement.placement import Placement
-    from sidecar.policy import Policy
-    from sidecar.policy_holder import PolicyHolder, activate
-    from sidecar.recorder import Recorder
-    from tests.fixtures.captures import load_rows
-    from tests.fixtures.rows import affinity_of, list_differences
+    from sidecar.policy.holder import PolicyHolder, activate
+    from sidecar.policy.schema import Policy
+    from sidecar.telemetry.counters import Counters
+    from tests.support.captures import load_rows
+    from tests.support.rows import affinity_of, list_differences
     from worker_client import Answer, ClientConfig, EngineProfile, codec
-    from worker_client.carried import pick_carriers
-    from worker_client.model import ClientPolicy
-    from worker_client.request import RequestFacts
+    from worker_client._model import ClientPolicy
+    from worker_client._request import RequestFacts
+    from worker_client._selected_carriers import pick_carriers
     from worker_client.testing import FakeClient
 
     for row in load_rows():

@@ -23,7 +23,7 @@ from bench.placement.rule import LeastTokensRouter
 from bench.placement.trial import Trial
 from bench.placement.workload import AGENTS, read_trace
 from bench.statistic import compare, estimate
-from examples.standin_engine.router import Loads
+from examples.fake_engine.router import Loads
 
 _SMALL = replace(AGENTS, agents=16, duration_s=120.0, warm_up_s=20.0)
 _OVERLOADED = replace(_SMALL, engine=EngineShape(max_active=2, tokens_per_s=2_000.0), pause_s=0.5)

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("bench", reason="the benchmarks are part of a checkout")
 
 from bench.soak.ledger import Ledger
-from tests.unit.worker_client.builders import build_answer, build_profile, make_plan
+from tests.support.builders import build_answer, build_profile, make_plan
 from worker_client import Answer, Origin, RankDirective
 
 SESSION = "conversation-0001"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.counters import Counters
+from sidecar.telemetry.counters import Counters
 
 
 def test_counters_add_up_by_name_and_labels() -> None:

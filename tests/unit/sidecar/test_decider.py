@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
-from sidecar.counters import Counters
-from sidecar.decider import Decider
-from sidecar.guard import COHORT_S, OneShotGuard
-from sidecar.identity_watch import IdentityWatch
-from sidecar.lifecycle import Lifecycle
+from sidecar.decision.conversation_end import Lifecycle
+from sidecar.decision.recorder import Recorder
+from sidecar.decision.service import Decider
+from sidecar.identity.carrier_monitor import IdentityWatch
+from sidecar.identity.single_use_guard import COHORT_S, OneShotGuard
 from sidecar.placement.placement import Placement
-from sidecar.policy_file import parse_policy
-from sidecar.policy_holder import PolicyHolder, activate
-from sidecar.recorder import Recorder
+from sidecar.policy.file import parse_policy
+from sidecar.policy.holder import PolicyHolder, activate
+from sidecar.telemetry.counters import Counters
 
 _ENGINE = types_pb2.EngineProfile(
     dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS, adp_router=types_pb2.ADP_ROUTER_CONVERSATION

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.directive import is_in_rollout
-from sidecar.enrich import decide, explain
+from sidecar.decision.decide import decide, explain
+from sidecar.decision.directive import is_in_rollout
 from sidecar.model import (
     AdpRouter,
     Engine,
@@ -20,8 +20,8 @@ from sidecar.model import (
     RankSource,
     RequestKind,
 )
-from sidecar.policy_compiler import compile_policy
-from sidecar.policy_file import parse_policy
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.file import parse_policy
 
 FORWARD, WITHHOLD, PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE
 ENGINE, ROUTER, SIDECAR = RankSource.ENGINE, RankSource.ROUTER, RankSource.SIDECAR

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar import model
-from sidecar.answer_codec import encode_explanation
-from sidecar.compiled import CompiledPolicy
-from sidecar.enrich import decide, explain
+from sidecar.decision.decide import decide, explain
 from sidecar.model import AgentContext, CarrierVerdict, Engine, Identity, Phase, Query, SessionControl
-from sidecar.policy_compiler import compile_policy
-from sidecar.policy_file import parse_policy
+from sidecar.policy.compiled import CompiledPolicy
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.file import parse_policy
+from sidecar.wire.response_codec import encode_explanation
 
 _ENGINE = Engine(
     dialect=model.EngineDialect.CONVERSATION_PARAMS,

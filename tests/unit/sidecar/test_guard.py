@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidecar.guard import COHORT_S, MAX_COHORT_IDS, OneShotGuard, Verdict
+from sidecar.identity.single_use_guard import COHORT_S, MAX_COHORT_IDS, OneShotGuard, Verdict
 from sidecar.model import ConversationHash
 
 CARRIER = "header:x-smg-routing-key"

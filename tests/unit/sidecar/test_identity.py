@@ -6,8 +6,8 @@ from base64 import b64encode
 
 import pytest
 
-from sidecar.enrich import decide, explain
-from sidecar.identity import resolve_claim
+from sidecar.decision.decide import decide, explain
+from sidecar.identity.resolution import resolve_claim
 from sidecar.model import (
     AgentContext,
     CarrierVerdict,
@@ -17,8 +17,8 @@ from sidecar.model import (
     Query,
     SessionControl,
 )
-from sidecar.policy_compiler import compile_policy
-from sidecar.policy_file import parse_policy
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.file import parse_policy
 
 _POLICY = compile_policy(parse_policy(""))
 # From docs/contract.md.

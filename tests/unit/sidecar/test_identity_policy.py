@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.catalogue import CARRIERS, DEFAULT_ORDER
-from sidecar.enrich import decide
+from sidecar.decision.decide import decide
 from sidecar.fault import ConfigurationError
+from sidecar.identity.catalogue import CARRIERS, DEFAULT_ORDER
 from sidecar.model import AdpRouter, Engine, EngineDialect, Identity, IdentitySource, IdScope, Phase, Query
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
-from sidecar.policy_file import dump_policy, parse_policy
-from sidecar.policy_holder import activate
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.file import dump_policy, parse_policy
+from sidecar.policy.holder import activate
+from sidecar.policy.schema import Policy
 
 _NOON_S = 1_893_499_200.0
 """2030-01-01T12:00:00Z."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sidecar.counters import Counters
-from sidecar.enrich import decide
-from sidecar.lifecycle import Lifecycle
+from sidecar.decision.conversation_end import Lifecycle
+from sidecar.decision.decide import decide
 from sidecar.model import Answer, ConversationHash, Identity, Phase, Query, SessionControl
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
+from sidecar.telemetry.counters import Counters
 
 
 class Table:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.listener import find_obstacle
+from sidecar.server.listener import find_obstacle
 from sidecar.settings import TcpAddress, UnixAddress
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.counters import Counters
-from sidecar.enrich import decide
+from sidecar.decision.decide import decide
+from sidecar.decision.outcome import OutcomeLog
+from sidecar.decision.recorder import Recorder
+from sidecar.decision.whereabouts import Whereabouts
 from sidecar.model import (
     AdpRouter,
     Engine,
@@ -21,11 +23,9 @@ from sidecar.model import (
     RankSource,
     RequestKind,
 )
-from sidecar.outcome import OutcomeLog
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
-from sidecar.recorder import Recorder
-from sidecar.whereabouts import Whereabouts
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
+from sidecar.telemetry.counters import Counters
 
 _FORWARD, _WITHHOLD, _PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE
 _ENGINE = Engine(EngineDialect.CONVERSATION_PARAMS, AdpRouter.CONVERSATION)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sidecar.enrich import apply_placement, decide
+from sidecar.decision.decide import apply_placement, decide
 from sidecar.model import (
     AdpRouter,
     AgentContext,
@@ -22,8 +22,8 @@ from sidecar.model import (
     RankDirective,
     RankSource,
 )
-from sidecar.policy_compiler import compile_policy
-from sidecar.policy_file import parse_policy
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.file import parse_policy
 
 NEW, RETAINED, MOVED, NONE = Decision.NEW, Decision.RETAINED, Decision.MOVED, Decision.NONE
 PLACE, WITHHOLD = RankDirective.PLACE, RankDirective.WITHHOLD

@@ -9,9 +9,9 @@ import pytest
 from sidecar.conversation import IdForm, Naming
 from sidecar.fault import ConfigurationError
 from sidecar.model import IdentitySource, IdScope, Phase
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
-from sidecar.policy_file import dump_policy, load_policy, parse_policy
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.file import dump_policy, load_policy, parse_policy
+from sidecar.policy.schema import Policy
 
 _BAD_FILES = Path(__file__).parents[2] / "data" / "policies"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.counters import Counters
-from sidecar.file_watch import FileWatch
-from sidecar.policy import Policy
-from sidecar.policy_file import load_policy
-from sidecar.policy_holder import PolicyHolder, activate
-from sidecar.policy_reload import PolicyReloader
-from sidecar.rpc import DefectLog
+from sidecar.policy.file import load_policy
+from sidecar.policy.file_watch import FileWatch
+from sidecar.policy.holder import PolicyHolder, activate
+from sidecar.policy.reload import PolicyReloader
+from sidecar.policy.schema import Policy
+from sidecar.server.error_boundary import DefectLog
+from sidecar.telemetry.counters import Counters
 
 _NOON_S = 1_893_499_200.0
 _TWO_PARTS = "identity: {scope: off}\nnext_identity: {effective_at: 2030-01-01T12:00:00Z, scope: all}\n"

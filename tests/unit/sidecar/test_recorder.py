@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.enrich import decide
+from sidecar.decision.decide import decide
+from sidecar.decision.recorder import Recorder
 from sidecar.model import FinishReport, Phase, Query
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
-from sidecar.recorder import Recorder
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
 
 _ANSWER = decide(Query(Phase.PREFILL), compile_policy(Policy()))
 _REPORT = FinishReport("r", 1, "", 1, 1, False, "", 3, 100, 0)

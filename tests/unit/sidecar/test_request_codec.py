@@ -8,8 +8,8 @@ import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
 from sidecar import model
-from sidecar.field_limit import FieldError
-from sidecar.request_codec import Caller, decode_finish, decode_hello, decode_query
+from sidecar.wire.field_limit import FieldError
+from sidecar.wire.request_codec import Caller, decode_finish, decode_hello, decode_query
 
 _BIG = 16_384
 

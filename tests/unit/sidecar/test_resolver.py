@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from routing_hints.v1 import service_pb2, types_pb2
 from sidecar import resolver as module
-from sidecar.answer_codec import encode_answer
-from sidecar.compiled import CompiledPolicy
-from sidecar.enrich import decide
-from sidecar.field_limit import FieldError
+from sidecar.decision.cache import Resolution, Resolver
+from sidecar.decision.decide import decide
 from sidecar.model import NO_IDENTITY, RankDirective
-from sidecar.policy_compiler import compile_policy
-from sidecar.policy_file import parse_policy
-from sidecar.request_codec import UNKNOWN_CALLER, Caller, decode_query
-from sidecar.resolver import Resolution, Resolver
+from sidecar.policy.compiled import CompiledPolicy
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.file import parse_policy
+from sidecar.wire.field_limit import FieldError
+from sidecar.wire.request_codec import UNKNOWN_CALLER, Caller, decode_query
+from sidecar.wire.response_codec import encode_answer
 
 _POLICY = compile_policy(parse_policy(""))
 _HALF = compile_policy(parse_policy("operational: {rollout_percent: 50}"))

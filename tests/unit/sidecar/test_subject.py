@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
-from sidecar.policy_compiler import compile_policy
-from sidecar.policy_file import parse_policy
-from sidecar.request_codec import UNKNOWN_CALLER
-from sidecar.resolver import Resolver
+from sidecar.decision.cache import Resolver
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.file import parse_policy
+from sidecar.wire.request_codec import UNKNOWN_CALLER
 
 _POLICY = compile_policy(parse_policy(""))
 _ENGINE = types_pb2.EngineProfile(

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.answer_codec import encode_answer
-from sidecar.catalogue import CARRIERS
 from sidecar.conformance.check import list_differences
 from sidecar.conformance.vector import Vector, load_policies, load_vectors
-from sidecar.enrich import decide
+from sidecar.decision.decide import decide
+from sidecar.identity.catalogue import CARRIERS
 from sidecar.model import AdpRouter, Engine, EngineDialect, Identity, Phase, Query
-from sidecar.policy import Policy
-from sidecar.policy_compiler import compile_policy
-from sidecar.request_codec import decode_query
+from sidecar.policy.compiler import compile_policy
+from sidecar.policy.schema import Policy
+from sidecar.wire.request_codec import decode_query
+from sidecar.wire.response_codec import encode_answer
 
 VECTORS = load_vectors()
 POLICIES = {name: compile_policy(Policy(identity=identity)) for name, identity in load_policies().items()}

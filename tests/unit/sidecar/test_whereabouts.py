@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.decision.whereabouts import Whereabouts
 from sidecar.model import ConversationHash, Phase
-from sidecar.whereabouts import Whereabouts
 
 
 def _note(whereabouts: Whereabouts, name: str, rank: int = 3, phase: Phase = Phase.PREFILL) -> str:

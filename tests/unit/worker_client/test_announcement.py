@@ -8,8 +8,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from examples.standin_engine import RANK_ONLY
-from tests.unit.worker_client.builders import build_answer, build_profile, build_request, make_plan
+from examples.fake_engine import RANK_ONLY
+from tests.support.builders import build_answer, build_profile, build_request, make_plan
 from tests.unit.worker_client.test_observation import build_output
 from worker_client import (
     AdpRouter,
@@ -21,7 +21,7 @@ from worker_client import (
     RankDirective,
     RankSource,
 )
-from worker_client.model import ClientPolicy
+from worker_client._model import ClientPolicy
 from worker_client.testing import FakeClient
 
 FORWARD, WITHHOLD, PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE

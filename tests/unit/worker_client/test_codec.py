@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
-from tests.strategies import Awkward
-from tests.unit.worker_client.builders import build_profile
+from tests.support.builders import build_profile
+from tests.support.strategies import Awkward
 from worker_client import (
     AdpRouter,
     Answer,
@@ -20,10 +20,10 @@ from worker_client import (
     RankDirective,
     RankSource,
 )
-from worker_client.carried import pick_carriers
-from worker_client.codec import decode_answer, decode_policy, encode_engine, fill_request
-from worker_client.model import ClientPolicy, IdScope
-from worker_client.request import AgentContext, RequestFacts, SessionControl
+from worker_client._codec import decode_answer, decode_policy, encode_engine, fill_request
+from worker_client._model import ClientPolicy, IdScope
+from worker_client._request import AgentContext, RequestFacts, SessionControl
+from worker_client._selected_carriers import pick_carriers
 
 CONVERSATION_ID, AGENT_CONTEXT, SESSION_CONTROL = (
     IdentitySource.CONVERSATION_ID,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worker_client import Affinity, ClientConfig, ConfigurationError, RankSource
-from worker_client.config import grpc_target
+from worker_client._config import grpc_target
 
 
 def test_empty_environment_gives_the_documented_defaults() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from examples.standin_engine import CONVERSATION_PARAMS, StandInLLM, install
+from examples.fake_engine import CONVERSATION_PARAMS, StandInLLM, install
 from routing_hints.v1 import service_pb2
 from worker_client import Affinity, ClientConfig, ConfigurationError, RankDirective
 from worker_client.dynamo_trtllm import adopt_handlers

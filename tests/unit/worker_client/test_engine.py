@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from examples.standin_engine import (
+from examples.fake_engine import (
     CONVERSATION_PARAMS,
     DISAGGREGATED_PARAMS,
     RANK_ONLY,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from examples.standin_engine import (
+from examples.fake_engine import (
     DISAGGREGATED_PARAMS,
     RANK_ONLY,
     RELEASES,
@@ -16,7 +16,7 @@ from examples.standin_engine import (
     Release,
     StandInLLM,
 )
-from tests.unit.worker_client.builders import build_answer, build_profile, build_request, make_plan
+from tests.support.builders import build_answer, build_profile, build_request, make_plan
 from worker_client import Phase, RankDirective
 
 FORWARD, WITHHOLD, PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE

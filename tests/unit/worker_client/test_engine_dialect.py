@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from examples.standin_engine import CONVERSATION_PARAMS, DISAGGREGATED_PARAMS, StandInLLM, install
+from examples.fake_engine import CONVERSATION_PARAMS, DISAGGREGATED_PARAMS, StandInLLM, install
 from worker_client import EngineDialect, EngineProfile
 
 

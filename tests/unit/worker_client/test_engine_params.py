@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from examples.standin_engine import (
+from examples.fake_engine import (
     CONVERSATION_PARAMS,
     DISAGGREGATED_PARAMS,
     RANK_ONLY,
@@ -16,7 +16,7 @@ from examples.standin_engine import (
     SUBAGENT_AFFINITY,
     Release,
 )
-from tests.unit.worker_client.builders import build_answer, build_profile, build_request, make_plan
+from tests.support.builders import build_answer, build_profile, build_request, make_plan
 from worker_client import AdpRouter, Affinity, Answer, ClientConfig, EngineTypes, RankDirective
 from worker_client.testing import FakeClient
 

@@ -9,17 +9,17 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.standin_engine import CONVERSATION_PARAMS, DISAGGREGATED_PARAMS, RANK_ONLY
+from examples.fake_engine import CONVERSATION_PARAMS, DISAGGREGATED_PARAMS, RANK_ONLY
 from routing_hints.v1 import service_pb2
-from tests.fixtures.corpus import spoiled
-from tests.unit.worker_client.builders import build_profile, build_request, build_types
+from tests.support.builders import build_profile, build_request, build_types
+from tests.support.corpus import spoiled
 from worker_client import Answer, ClientConfig, EngineDialect, Phase, RankDirective, codec
-from worker_client.announcement import Announcer
-from worker_client.question import Question
-from worker_client.request import read_request
-from worker_client.stats import Stats
+from worker_client._call import Question
+from worker_client._once_logger import Announcer
+from worker_client._request import read_request
+from worker_client._stats import Stats
+from worker_client._transport import Transport
 from worker_client.testing import FakeClient
-from worker_client.transport import Transport
 
 RELEASES = {
     EngineDialect.RANK_ONLY: RANK_ONLY,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from examples.standin_engine import CONVERSATION_PARAMS, RANK_ONLY
-from tests.unit.worker_client.builders import build_profile, build_request
+from examples.fake_engine import CONVERSATION_PARAMS, RANK_ONLY
+from tests.support.builders import build_profile, build_request
 from worker_client import (
     AdpRouter,
     Affinity,
@@ -18,7 +18,7 @@ from worker_client import (
     RankSource,
     RoutingHintClient,
 )
-from worker_client.gate import apply_gate
+from worker_client._gate import apply_gate
 from worker_client.testing import FakeClient
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from examples.standin_engine import CONVERSATION_PARAMS, RANK_ONLY, Release
-from tests.unit.worker_client.builders import build_profile, build_request
+from examples.fake_engine import CONVERSATION_PARAMS, RANK_ONLY, Release
+from tests.support.builders import build_profile, build_request
 from worker_client import AdpRouter, ClientConfig, IdentitySource, Origin, Phase, RankDirective, RankSource
-from worker_client.conversation import hash_conversation
-from worker_client.local_rule import resolve_locally
-from worker_client.model import ClientPolicy, IdScope
-from worker_client.request import AgentContext, RequestFacts, SessionControl
+from worker_client._conversation import hash_conversation
+from worker_client._local_rule import resolve_locally
+from worker_client._model import ClientPolicy, IdScope
+from worker_client._request import AgentContext, RequestFacts, SessionControl
 from worker_client.testing import FakeClient
 
 FORWARD, WITHHOLD = RankDirective.FORWARD, RankDirective.WITHHOLD

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from routing_hints.v1 import service_pb2
-from tests.unit.worker_client.builders import build_profile
-from worker_client.mailbox import MAX_WAITING, Mailbox
-from worker_client.model import ClientPolicy
-from worker_client.question import Question
-from worker_client.request import RequestFacts
-from worker_client.stats import Stats
+from tests.support.builders import build_profile
+from worker_client._call import Question
+from worker_client._model import ClientPolicy
+from worker_client._request import RequestFacts
+from worker_client._send_queue import MAX_WAITING, Mailbox
+from worker_client._stats import Stats
 
 
 def build_question() -> Question:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.unit.worker_client.builders import build_answer, build_profile
+from tests.support.builders import build_answer, build_profile
 from worker_client import AdpRouter, Decision, Origin, Phase, RankDirective
-from worker_client.carried import pick_carriers
-from worker_client.memory import Memory, make_key
-from worker_client.model import ClientPolicy
-from worker_client.request import AgentContext, RequestFacts, SessionControl
+from worker_client._memory import Memory, make_key
+from worker_client._model import ClientPolicy
+from worker_client._request import AgentContext, RequestFacts, SessionControl
+from worker_client._selected_carriers import pick_carriers
 
 R1 = ClientPolicy(
     revision="r1", headers=("x-session-id",), body=("metadata.user_id",), annotations=("session:",)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from examples.standin_engine import CONVERSATION_PARAMS, CompletionOutput, RequestOutput
-from tests.strategies import Awkward
-from tests.unit.worker_client.builders import build_answer, build_profile, make_plan
+from examples.fake_engine import CONVERSATION_PARAMS, CompletionOutput, RequestOutput
+from tests.support.builders import build_answer, build_profile, make_plan
+from tests.support.strategies import Awkward
 from worker_client import Phase, RankDirective
-from worker_client.observation import Effect, Observation, RankTracker
+from worker_client._observation import Effect, Observation, RankTracker
 
 
 def build_output(rank: object, cached_tokens: int = 8) -> RequestOutput:

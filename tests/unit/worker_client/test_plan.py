@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from routing_hints.v1 import service_pb2, types_pb2
 from tests import strategies
-from tests.unit.worker_client.builders import build_answer, build_profile, build_request, make_plan
+from tests.support.builders import build_answer, build_profile, build_request, make_plan
 from tests.unit.worker_client.test_observation import build_output
 from worker_client import Answer, FinishOutcome, Origin, Phase, RankDirective, RequestKind
 from worker_client.testing import FakeClient

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tests.unit.worker_client.builders import build_answer, build_profile
+from tests.support.builders import build_answer, build_profile
 from worker_client import RankDirective
-from worker_client.model import ClientPolicy
-from worker_client.question import Question
-from worker_client.request import RequestFacts
+from worker_client._call import Question
+from worker_client._model import ClientPolicy
+from worker_client._request import RequestFacts
 
 ANSWER = build_answer(RankDirective.WITHHOLD, "c")
 LIMIT_S = 0.005

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests import strategies
 from worker_client import Phase, RequestKind
-from worker_client.request import AgentContext, RequestFacts, SessionControl, read_request
+from worker_client._request import AgentContext, RequestFacts, SessionControl, read_request
 
 
 def read(request: object, context: object = None, **options: Any) -> RequestFacts:

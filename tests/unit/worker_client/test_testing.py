@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import worker_client
 from routing_hints.v1 import service_pb2, types_pb2
-from tests.unit.worker_client.builders import build_answer, build_profile, build_request
+from tests.support.builders import build_answer, build_profile, build_request
 from worker_client import ClientConfig, Origin, Phase, RankDirective, RoutingHintClient, testing
 from worker_client.testing import FakeClient, InProcessSidecar
 

@@ -1,0 +1,1 @@
+"""What to do with one engine request, and what became of it. Start at `service`."""

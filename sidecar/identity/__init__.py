@@ -1,0 +1,1 @@
+"""Which conversation a request belongs to: the carriers, their catalogue, and which of them wins."""

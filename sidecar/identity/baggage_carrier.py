@@ -1,0 +1,37 @@
+"""The carriers that are members of the W3C `baggage` header (Baggage, Recommendation of 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+from sidecar.identity.carrier import Carrier, Fields, Reading
+from sidecar.model import Identity, IdentitySource
+
+_HEADER = "baggage"
+
+
+def make_baggage_carrier(member: str) -> Carrier:
+    """Returns the carrier of one member."""
+    name = f"baggage:{member}"
+
+    def read(_identity: Identity, headers: Mapping[str, str]) -> Reading | None:
+        baggage = headers.get(_HEADER)
+        value = None if baggage is None else _find_member(baggage, member)
+        if value is None:
+            return None
+        try:
+            return Reading(name, unquote(value, errors="strict"))
+        except UnicodeDecodeError:
+            # Replacing what can't be decoded would make different values equal.
+            return Reading(name, "", refusal="malformed")
+
+    return Carrier(name, name, IdentitySource.BAGGAGE, read, Fields(frozenset({_HEADER})))
+
+
+def _find_member(baggage: str, member: str) -> str | None:
+    for part in baggage.split(","):
+        key, separator, rest = part.partition("=")
+        if separator and key.strip() == member:
+            return rest.partition(";")[0].strip()
+    return None

@@ -1,0 +1,1 @@
+"""The policy: its schema, its file, its compiled form, and its reloads."""

@@ -1,0 +1,1 @@
+"""The gRPC and HTTP servers: RPCs, listeners, health, TLS and draining."""

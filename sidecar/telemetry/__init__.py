@@ -1,0 +1,1 @@
+"""What the sidecar reports about itself: metrics, logs and traces."""

@@ -1,0 +1,1 @@
+"""Between the contract's messages and the decision's values; checks every documented limit."""
