@@ -1,5 +1,5 @@
-# The sidecar alone, on any image with Python 3.10 or newer at `python3`. `make image` builds it with docker or podman.
-# The base must have a Python of 3.10 to 3.12, since the wheel is built on it; see docs/compatibility.md.
+# The sidecar alone. `make image` builds it with docker or podman. The base must have Python 3.11 or 3.12 at `python3`:
+# the pinned requirements are resolved for 3.11 and newer, and the wheel builds on nothing newer than 3.12.
 ARG BASE_IMAGE=python:3.12-slim
 
 FROM ${BASE_IMAGE} AS build
@@ -13,6 +13,7 @@ RUN /opt/build/bin/pip --python /opt/routing-hint-sidecar/bin/python install --n
         --disable-pip-version-check --require-hashes --no-deps --only-binary :all: -r "${REQUIREMENTS}"
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY proto proto
+COPY routing_hints routing_hints
 COPY worker_client worker_client
 COPY sidecar sidecar
 RUN /opt/build/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --wheel-dir /wheels . \

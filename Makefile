@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := sidecar worker_client examples tests bench hatch_build.py
+SOURCES := routing_hints sidecar worker_client examples tests bench hatch_build.py
 SECONDS := 600
 RUN_DIR := $(CURDIR)/run
 PORT := 50051
@@ -16,7 +16,7 @@ IMAGE_REQUIREMENTS ?= requirements/image.txt
 IMAGE_TEST_DIR ?= .image-test
 .DEFAULT_GOAL := help
 
-.PHONY: help setup setup-bench run test e2e e2e-old mutation demo bench bench-affinity bench-affinity-quick bench-identity bench-guard bench-placement bench-placement-weights bench-placement-memory soak soak-control lint wheel test-wheel image image-test lock-image clean
+.PHONY: help setup setup-bench run test e2e e2e-old mutation demo bench bench-affinity bench-affinity-quick bench-identity bench-guard bench-placement bench-placement-weights bench-placement-memory soak soak-control reference lint wheel test-wheel image image-test lock-image clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,7 +35,7 @@ $(VENV)/.installed-bench: $(VENV)/.installed requirements/bench.txt
 
 setup-bench: $(VENV)/.installed-bench ## Adds what the benchmarks need.
 
-run: setup ## Starts the sidecar on a socket and on loopback TCP, and says what to try.
+run: setup ## Starts the sidecar on a socket and on loopback TCP, and prints commands to try.
 	@mkdir -p $(RUN_DIR)
 	@scripts/show-grpcurl-lines 127.0.0.1:$(PORT)
 	@exec $(BIN)/routing-hint-sidecar serve --listen unix://$(RUN_DIR)/sidecar.sock --listen tcp://127.0.0.1:$(PORT)
@@ -43,7 +43,7 @@ run: setup ## Starts the sidecar on a socket and on loopback TCP, and says what 
 test: setup ## Runs every test.
 	$(BIN)/python -m pytest
 
-mutation: setup ## Flips each rule of the decision and expects that a captured request notices.
+mutation: setup ## Flips each rule of the decision and expects a captured request to detect it.
 	$(BIN)/python -m tests.mutation.check_rules
 
 # Environments of the end-to-end tests; the sidecar runs in the checkout's own, as in a container of its own.
@@ -53,10 +53,10 @@ mutation: setup ## Flips each rule of the decision and expects that a captured r
 	touch $@
 
 RUN_E2E = PYTHON=$(PYTHON) scripts/in-own-network env E2E_SIDECAR=$(CURDIR)/$(BIN)/routing-hint-sidecar \
-    PYTHONPATH=$(CURDIR):$(CURDIR)/generated
+    PYTHONPATH=$(CURDIR)
 E2E_PYTEST = -m pytest -p no:cacheprovider --confcutdir=tests/e2e --timeout=180
 
-e2e: setup .venv-e2e/.installed ## Runs the tests inside the real Dynamo 1.6.1, on engine stand-ins.
+e2e: setup .venv-e2e/.installed ## Runs the tests inside the real Dynamo 1.6.1, on fake engines.
 	$(RUN_E2E) .venv-e2e/bin/python $(E2E_PYTEST) tests/e2e --ignore=tests/e2e/old
 
 e2e-old: setup .venv-e2e-old/.installed ## Runs those for Dynamo 1.2.1.
@@ -65,7 +65,7 @@ e2e-old: setup .venv-e2e-old/.installed ## Runs those for Dynamo 1.2.1.
 bench-identity: setup ## Measures what resolving an identity costs, beside a bare gRPC echo.
 	$(BIN)/python -m bench.identity
 
-demo: setup ## Replays a captured conversation through client, sidecar and an engine stand-in.
+demo: setup ## Replays a captured conversation through client, sidecar and a fake engine.
 	@$(BIN)/python -m examples.replay
 
 bench: setup-bench ## Measures the hot path beside its peers, in under five minutes.
@@ -77,7 +77,7 @@ bench-affinity: setup-bench ## Predicts the gain of affinity around real sidecar
 bench-affinity-quick: setup-bench ## The same with one seed of short runs.
 	$(BIN)/python -m bench.affinity --quick --out $(RUN_DIR)/bench/affinity-quick
 
-bench-guard: setup-bench ## Fails where the hot path costs clearly more than it did.
+bench-guard: setup-bench ## Fails if the hot path costs clearly more than it did.
 	$(BIN)/python -m bench.hot_path guard
 
 bench-placement: setup-bench ## Compares placements on simulated ranks and draws docs/placement.svg; TRACE=FILE adds a trace.
@@ -89,11 +89,14 @@ bench-placement-weights: setup-bench ## Compares weights of resident tokens; TRA
 bench-placement-memory: setup-bench ## Sends a million conversations through a sidecar and watches its memory.
 	$(BIN)/python -m bench.placement.million
 
-soak: setup-bench ## Keeps a worker's load going while the sidecar is in trouble; SECONDS=600.
+soak: setup-bench ## Runs a worker's load while faults are injected into the sidecar; SECONDS=600.
 	$(BIN)/python -m bench.soak --seconds $(SECONDS) --json $(RUN_DIR)/bench/soak.json
 
 soak-control: setup-bench ## The same without fail-open; succeeds if the report complains.
 	$(BIN)/python -m bench.soak --seconds 20 --control
+
+reference: setup ## Writes the tables of docs/reference.md from the code.
+	$(BIN)/python -m tests.docs.reference_page
 
 lint: setup ## ruff, mypy strict, buf.
 	$(BIN)/ruff check $(SOURCES)
@@ -107,7 +110,7 @@ wheel: setup ## Builds sdist and wheel into dist/.
 	rm -rf dist
 	$(BIN)/python -m build -q --outdir dist
 
-test-wheel: wheel ## Tests the wheel, without the source tree, on every Python and protobuf/grpcio at hand.
+test-wheel: wheel ## Tests the wheel, without the source tree, on every installed Python and on four protobuf/grpcio pairs.
 	scripts/test-wheel dist
 
 image: ## Builds the sidecar's image with docker or podman.
@@ -122,4 +125,4 @@ lock-image: setup ## Pins what goes into the image, with hashes.
 	scripts/lock-image $(BIN)/pip-compile
 
 clean: ## Removes what was built.
-	rm -rf $(VENV) .venv-* build dist generated $(RUN_DIR)
+	rm -rf $(VENV) .venv-* build dist routing_hints/v1 $(RUN_DIR)

@@ -20,13 +20,13 @@ NEWEST_COMPILER_PYTHON = (3, 12)
 
 
 class GenerateContract(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the generated modules to wheel, editable install and sdist."""
+    """Generates the contract's modules into the source tree and adds them to what is built."""
 
     PLUGIN_NAME = "custom"
 
     @property
     def _generated(self) -> Path:
-        return Path(self.root) / "generated"
+        return Path(self.root) / "routing_hints" / "v1"
 
     @property
     def _is_sdist(self) -> bool:
@@ -50,25 +50,21 @@ class GenerateContract(BuildHookInterface):  # type: ignore[type-arg]
         return [GRPCIO_TOOLS]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Generates the modules where needed and adds them to what is built."""
+        """Generates the modules, unless this is an sdist, which brings them."""
         if not self._is_sdist:
             self._generate()
-        target = "generated" if self.target_name == "sdist" else ""
-        for module in sorted(self._generated.rglob("*")):
-            if module.is_file():
-                path = module.relative_to(self._generated).as_posix()
-                build_data["force_include"][str(module)] = f"{target}/{path}" if target else path
+        # Ignored by git, so hatchling would leave them out.
+        build_data["artifacts"].append("/routing_hints/v1/")
 
     def _generate(self) -> None:
         shutil.rmtree(self._generated, ignore_errors=True)
-        package = self._generated / "routing_hints" / "v1"
-        package.mkdir(parents=True)
+        self._generated.mkdir()
         protos = sorted((Path(self.root) / "proto").rglob("*.proto"))
         if not protos:
             raise RuntimeError("no .proto files below proto/")
-        outputs = [f"--{kind}_out={self._generated}" for kind in ("python", "pyi", "grpc_python")]
+        outputs = [f"--{kind}_out={self.root}" for kind in ("python", "pyi", "grpc_python")]
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{Path(self.root) / 'proto'}"]
         subprocess.run([*command, *outputs, *map(str, protos)], check=True)  # noqa: S603  our own files
-        (package.parent / "__init__.py").write_text('"""The contract between worker and sidecar."""\n')
-        (package / "__init__.py").write_text('"""Version 1 of the contract, generated from proto/."""\n')
-        (package.parent / "py.typed").touch()
+        (self._generated / "__init__.py").write_text(
+            '"""Version 1 of the contract, generated from proto/."""\n'
+        )

@@ -1,6 +1,6 @@
 """What resolving an identity costs, with 5 and with 40 headers, beside a bare gRPC echo of the same request.
 
-The peer is what anybody would pay for asking another process at all: a unary echo of grpc.aio, served by a
+The peer is what any call of another process costs: a unary echo of grpc.aio, served by a
 process of its own on a Unix socket. Run it with `make bench-identity`.
 """
 
@@ -18,11 +18,11 @@ import grpc
 import grpc.aio
 import uvloop
 
+from bench.decoding import decode_whole_request
 from routing_hints.v1 import service_pb2, types_pb2
 from sidecar.decision.decide import decide
 from sidecar.policy.compiler import compile_policy
 from sidecar.policy.schema import Policy
-from sidecar.wire.request_codec import decode_query
 
 ROUNDS = 7
 CALLS_PER_ROUND = 300
@@ -51,7 +51,7 @@ _CARRIERS = {
 
 
 def make_request(carrier: Mapping[str, str], headers: int) -> service_pb2.EnrichRequest:
-    """A prefill request with so many headers in all."""
+    """A prefill request with `headers` headers in all."""
     filler = {
         f"X-Other-Header-{number}": "a value of some length" for number in range(headers - len(carrier))
     }
@@ -61,22 +61,22 @@ def make_request(carrier: Mapping[str, str], headers: int) -> service_pb2.Enrich
     )
 
 
-def time_decisions(request: service_pb2.EnrichRequest) -> float:
+def time_decisions(message: service_pb2.EnrichRequest) -> float:
     """Seconds of one decision, of a round's median batch; both medians forgive interruptions."""
     policy = compile_policy(Policy())
-    query = decode_query(request)
+    request = decode_whole_request(message)
     seconds = []
     for _ in range(BATCHES_PER_ROUND):
         began_s = time.perf_counter()
         for _ in range(DECISIONS_PER_BATCH):
-            decide(query, policy)
+            decide(request, policy)
         seconds.append((time.perf_counter() - began_s) / DECISIONS_PER_BATCH)
     return statistics.median(seconds)
 
 
-async def time_echo(path: Path, request: service_pb2.EnrichRequest) -> float:
+async def time_echo(path: Path, message: service_pb2.EnrichRequest) -> float:
     """Seconds of one echo, one in flight, of a round's median."""
-    data = request.SerializeToString()
+    data = message.SerializeToString()
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
         echo = channel.unary_unary(_METHOD)
         for _ in range(20):
@@ -90,7 +90,7 @@ async def time_echo(path: Path, request: service_pb2.EnrichRequest) -> float:
 
 
 def serve_echo(path: Path, ready: Event) -> None:
-    """Answers each request with itself, until terminated."""
+    """Echoes each request, until terminated."""
 
     async def serve() -> None:
         async def echo(data: bytes, _context: object) -> bytes:
@@ -111,8 +111,8 @@ def measure(path: Path) -> Iterator[tuple[str, int, float, float]]:
     """Gives carrier, number of headers, and the medians of decision and echo, taken in turns."""
     for headers in (5, 40):
         for name, carrier in _CARRIERS.items():
-            request = make_request(carrier, headers)
-            pairs = [(time_decisions(request), uvloop.run(time_echo(path, request))) for _ in range(ROUNDS)]
+            message = make_request(carrier, headers)
+            pairs = [(time_decisions(message), uvloop.run(time_echo(path, message))) for _ in range(ROUNDS)]
             decisions, echoes = zip(*pairs, strict=True)
             yield name, headers, statistics.median(decisions), statistics.median(echoes)
 

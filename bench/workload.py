@@ -1,4 +1,4 @@
-"""Captured requests as an endless mixed load: both legs, many conversations, turn by turn."""
+"""Captured requests as an endless mixed load: both phases, many conversations, turn by turn."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ from typing import Any
 from worker_client import AdpRouter, EngineDialect, EngineProfile, Phase, RankSource
 
 CAPTURES = Path(__file__).parent.parent / "tests" / "data" / "captures" / "1.6.1"
-LEGS = {"prefill": Phase.PREFILL, "decode": Phase.DECODE}
+PHASES = (Phase.PREFILL, Phase.DECODE)
 TURNS = (1, 2, 3)
 ENGINE = EngineProfile(
     dialect=EngineDialect.CONVERSATION_PARAMS,
     adp_router=AdpRouter.CONVERSATION,
     dp_size=4,
-    instance_id="bench",
+    instance_id="5f0c3a7e9d2b4c61a8e4f7b09c1d2e35",
+    version="1.3.0rc20",
+    max_active_requests=256,
 )
+"""As `EngineProfile.detect` makes it, with a nonce of a real one's length."""
 PLACING_ENGINE = EngineProfile(
     dialect=EngineDialect.RANK_ONLY,
     adp_router=AdpRouter.DEFAULT,
     rank_source=RankSource.SIDECAR,
     dp_size=4,
-    instance_id="bench-placing",
+    instance_id="c1d2e3f4a5b60718293a4b5c6d7e8f90",
+    version="1.2.1",
+    max_active_requests=256,
 )
 
-# What a client behind a proxy sends anyway; none of it changes an answer.
+# What a client behind a proxy sends anyway; none of it changes a decision.
 _HEADERS = {
     "host": "inference.example.com",
     "user-agent": "OpenAI/Python 2.8.1",
@@ -70,7 +75,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class EngineRequest:
     """One engine request, with what `RoutingHintClient.plan` takes of it."""
 
     request: dict[str, Any]
@@ -81,7 +86,7 @@ class Leg:
 
 
 class Workload:
-    """Legs of `conversations` conversations, without end.
+    """Engine requests of `conversations` conversations, without end.
 
     Each conversation is captured requests of one real conversation under another name; its session id is as
     long as a UUID, as most clients' are.
@@ -96,23 +101,25 @@ class Workload:
         filler = {f"x-proxy-detail-{number}": f"value-{number}" for number in range(header_count)}
         self._headers = dict([*_HEADERS.items(), *filler.items()][:header_count])
         self._templates = [
-            (phase, _load(f"{leg}_disagg_session_turn{turn}"))
+            (phase, _load(f"{phase.name.lower()}_disagg_session_turn{turn}"))
             for turn in TURNS
-            for leg, phase in LEGS.items()
+            for phase in PHASES
         ]
 
-    def legs(self) -> Iterator[Leg]:
-        """Yields every conversation's first leg, then every one's second, and so on."""
+    def requests(self) -> Iterator[EngineRequest]:
+        """Yields every conversation's first request, then every one's second, and so on."""
         for step in count():
             for conversation in range(self._conversations):
-                yield self.leg_of(conversation, step)
+                yield self.request_of(conversation, step)
 
-    def leg_of(self, conversation: int, step: int) -> Leg:
-        """Returns one leg of one conversation; `step` counts its legs from 0."""
+    def request_of(self, conversation: int, step: int) -> EngineRequest:
+        """Returns one request of one conversation; `step` counts them from 0, prefill and decode in turns."""
         phase, template = self._templates[step % len(self._templates)]
         session_id = f"7f3a4b1d-9c55-4b1d-8a7e-{conversation:012x}"
         request = template | {"agent_context": template["agent_context"] | {"session_id": session_id}}
-        return Leg(request, Context(f"{conversation:08x}-{step:08x}", {}), phase, self._headers, session_id)
+        return EngineRequest(
+            request, Context(f"{conversation:08x}-{step:08x}", {}), phase, self._headers, session_id
+        )
 
 
 def _load(name: str) -> dict[str, Any]:

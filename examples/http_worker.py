@@ -20,7 +20,7 @@ class Worker:
         self.profile = EngineProfile.detect(llm)
 
     async def complete(self, http_request: web.Request) -> web.Response:
-        """Answers `POST /v1/completions` whose prompt is a list of token ids."""
+        """Handles `POST /v1/completions` with a prompt of token ids."""
         body: dict[str, Any] = await http_request.json()
         request = {"model": body["model"], "token_ids": body["prompt"]}
         async with self.hints.plan(
@@ -55,12 +55,12 @@ class Worker:
         )
 
     async def close(self, _app: web.Application) -> None:
-        """Sends what the client still has to say."""
+        """Sends the client's last reports."""
         await self.hints.close()
 
 
 def main() -> None:
-    """Builds the engine and serves until it is told to stop."""
+    """Builds the engine and serves until it is stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--engine-args", type=json.loads, default={}, help="of tensorrt_llm.LLM, as JSON")

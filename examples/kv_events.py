@@ -9,7 +9,7 @@ POLL_INTERVAL_S = 0.02
 
 
 async def publish_kv_events(llm: Any, endpoint: Any, dp_size: int, block_size: int) -> None:
-    """Publishes until it is cancelled; only full blocks, since the router knows no others."""
+    """Publishes until it is cancelled; only full blocks, since the router handles no others."""
     publishers = [
         KvEventPublisher(endpoint, kv_block_size=block_size, dp_rank=rank, enable_local_indexer=True)
         for rank in range(dp_size)

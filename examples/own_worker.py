@@ -34,13 +34,13 @@ class Worker:
         self.llm = llm
         self.role = role
         self.hints = RoutingHintClient.from_env()
-        self.engine = EngineProfile.lazy(lambda: self.llm)
+        self.profile = EngineProfile.lazy(lambda: self.llm)
 
     async def generate(self, request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         """Runs one request of Dynamo; yields chunks of what Dynamo expects."""
         params = self.make_disaggregated_params(request)
         sampling = SamplingParams(max_tokens=request["stop_conditions"].get("max_tokens") or 64)
-        async with self.hints.plan(request, context, phase=Phase[self.role], engine=self.engine) as plan:
+        async with self.hints.plan(request, context, phase=Phase[self.role], engine=self.profile) as plan:
             result = self.llm.generate_async(
                 inputs=request["token_ids"],
                 sampling_params=sampling,
@@ -60,7 +60,7 @@ class Worker:
                 stopped.cancel()
 
     def make_disaggregated_params(self, request: dict[str, Any]) -> DisaggregatedParams | None:
-        """Returns what the engine needs for its leg."""
+        """Returns what the engine needs for its phase."""
         if self.role == "PREFILL":
             return DisaggregatedParams(request_type="context_only")
         if not request.get("prefill_result"):
@@ -91,7 +91,7 @@ class Worker:
 
 
 async def main() -> None:
-    """Builds the engine, registers it with Dynamo and serves until it is told to stop."""
+    """Builds the engine, registers it with Dynamo and serves until it is stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--role", type=str.upper, choices=ROLES, required=True)
     parser.add_argument("--model-path", required=True)

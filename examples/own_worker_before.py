@@ -58,7 +58,7 @@ class Worker:
             stopped.cancel()
 
     def make_disaggregated_params(self, request: dict[str, Any]) -> DisaggregatedParams | None:
-        """Returns what the engine needs for its leg."""
+        """Returns what the engine needs for its phase."""
         if self.role == "PREFILL":
             return DisaggregatedParams(request_type="context_only")
         if not request.get("prefill_result"):
@@ -89,7 +89,7 @@ class Worker:
 
 
 async def main() -> None:
-    """Builds the engine, registers it with Dynamo and serves until it is told to stop."""
+    """Builds the engine, registers it with Dynamo and serves until it is stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--role", type=str.upper, choices=ROLES, required=True)
     parser.add_argument("--model-path", required=True)

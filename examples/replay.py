@@ -1,9 +1,8 @@
-"""Replays captured requests of one three-turn conversation through client, sidecar and an engine stand-in.
+"""Replays captured requests of one three-turn conversation through client, sidecar and a fake engine.
 
 Run it with `make demo`. The requests arrived at real prefill and decode workers of Dynamo 1.6.1; the sidecar
-is the real process, the engines are stand-ins that pin as the engine's conversation router does. A decode
-request's `prefill_result` is what our prefill stand-in handed over, since the captured one is of another
-engine.
+is the real process; the fake engines pin as the engine's conversation router does. A decode request's
+`prefill_result` is that of the fake prefill engine, since the captured one belongs to another engine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 import grpc
 import structlog
 
-from examples.fake_engine import CONVERSATION_PARAMS, StandInLLM, install
+from examples.fake_engine import CONVERSATION_PARAMS, FakeLLM, install
 from worker_client import ClientConfig, EngineProfile, EngineSource, Phase, Plan, RoutingHintClient
 
 CAPTURES = Path(__file__).parent.parent / "tests" / "data" / "captures" / "1.6.1"
@@ -32,10 +31,10 @@ DP_SIZE = 4
 
 @dataclasses.dataclass
 class Worker:
-    """One worker: its engine and what the client knows of it."""
+    """One worker: its engine, and the profile that the client takes of it."""
 
     phase: Phase
-    engine: StandInLLM
+    engine: FakeLLM
     profile: EngineSource
 
 
@@ -55,7 +54,7 @@ async def main() -> int:
             if sidecar.returncode is None:
                 sidecar.terminate()
             await sidecar.communicate()
-    print("\nWhat the worker's log says, each line once per process:\n")
+    print("\nThe worker's log, each line once per process:\n")
     for line in lines:
         event = line.pop("event")
         print(f"  {line.pop('level').upper():7} {event}")
@@ -64,7 +63,7 @@ async def main() -> int:
 
 
 async def _replay(config: ClientConfig) -> set[int]:
-    """Sends every turn through both legs; returns the prefill ranks that were observed."""
+    """Sends every turn through both phases; returns the prefill ranks that were observed."""
     prefill, decode = (_make_worker(phase) for phase in (Phase.PREFILL, Phase.DECODE))
     ranks = set()
     async with RoutingHintClient(config) as client:
@@ -74,7 +73,9 @@ async def _replay(config: ClientConfig) -> set[int]:
             output, plan = await _serve(client, prefill, request, context, params)
             handed_over = output.outputs[0].disaggregated_params
             ranks.add(handed_over.ctx_dp_rank)
-            _show(turn, plan, handed_over.ctx_dp_rank, output.cached_tokens)
+            _show(
+                turn, prefill, request, plan, f", {output.cached_tokens} of {_count(request)} tokens cached"
+            )
             request, context = _load(f"decode_disagg_session_turn{turn}")
             request["prefill_result"] = {
                 "disaggregated_params": _to_dict(handed_over),
@@ -82,14 +83,14 @@ async def _replay(config: ClientConfig) -> set[int]:
             }
             params = dataclasses.replace(handed_over, request_type="generation_only")
             _, plan = await _serve(client, decode, request, context, params)
-            _show(turn, plan, decode.engine.calls[-1].rank, None)
+            _show(turn, decode, request, plan)
     return ranks
 
 
 async def _serve(
     client: RoutingHintClient, worker: Worker, request: dict[str, Any], context: object, params: object
 ) -> tuple[Any, Plan]:
-    """Runs one leg as a worker would: these lines are all that a worker needs of the client."""
+    """Runs one phase as a worker does; a worker needs no more of the client than these lines."""
     async with client.plan(request, context, phase=worker.phase, engine=worker.profile) as plan:
         kwargs = plan.engine_kwargs(disaggregated_params=params)
         async for output in worker.engine.generate_async(request["token_ids"], **kwargs):
@@ -98,7 +99,7 @@ async def _serve(
 
 
 def _make_worker(phase: Phase) -> Worker:
-    engine = StandInLLM(CONVERSATION_PARAMS, DP_SIZE, router="conversation")
+    engine = FakeLLM(CONVERSATION_PARAMS, DP_SIZE, router="conversation")
     return Worker(phase, engine, EngineProfile.lazy(lambda: engine))
 
 
@@ -113,29 +114,31 @@ def _to_dict(params: Any) -> dict[str, Any]:
     return fields | {"opaque_state": base64.b64encode(params.opaque_state).decode()}
 
 
-def _show(turn: int, plan: Plan, rank: int | None, cached_tokens: int | None) -> None:
-    params = plan.params
-    if params is None:
-        raise RuntimeError("the plan gave no engine parameters")
-    cached = "" if cached_tokens is None else f", {cached_tokens} of {plan.facts.prompt_tokens} tokens cached"
-    print(f"turn {turn} {plan.phase.name.lower():8} carrier {plan.answer.source_detail}")
+def _show(turn: int, worker: Worker, request: dict[str, Any], plan: Plan, cached: str = "") -> None:
+    call = worker.engine.calls[-1]
+    arguments = [
+        f"{name}={_summarize(value)}"
+        for name, value in call.kwargs.items()
+        if name in ("scheduling_params", "conversation_params")
+    ]
+    print(f"turn {turn} {plan.phase.name.lower():8} carrier {plan.decision.source_detail}")
     print(f"                conversation id {plan.conversation_id}")
-    print(
-        f"                directive {params.applied_directive.name}, router's rank {plan.facts.router_rank}"
-    )
-    engine_arguments = {
-        name: _summarise(value) for name, value in params.kwargs.items() if name != "disaggregated_params"
-    }
-    print("                engine gets " + ", ".join(f"{k}={v}" for k, v in engine_arguments.items()))
-    print(f"                observed rank {rank}{cached}")
+    router_rank = request["routing"]["dp_rank"]
+    print(f"                directive {plan.applied_directive.name}, router's rank {router_rank}")
+    print(f"                engine gets {', '.join(arguments)}")
+    print(f"                observed rank {call.rank}{cached}")
 
 
-def _summarise(value: Any) -> str:
-    return value if value is None else f"{value.conversation_id!r}"
+def _count(request: dict[str, Any]) -> int:
+    return len(request["token_ids"])
+
+
+def _summarize(value: Any) -> str:
+    return "None" if value is None else repr(value.conversation_id)
 
 
 def _collect_log(lines: list[MutableMapping[str, Any]]) -> None:
-    """Stands in for the worker's own logging setup."""
+    """Replaces the worker's own logging setup."""
 
     def keep(_logger: object, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         lines.append(line)

@@ -94,12 +94,12 @@ class UnifiedEngine(LLMEngine):
                 del self.running[context.id()]
 
     async def abort(self, context: Any) -> None:
-        """Ends a request that its client gave up."""
+        """Ends a request that its caller cancelled."""
         if result := self.running.get(context.id()):
             result.abort()
 
     async def cleanup(self) -> None:
-        """Sends what the client still has to say, and ends the engine."""
+        """Sends the client's last reports and ends the engine."""
         await self.hints.close()
         if self.llm is not None:
             self.llm.shutdown()

@@ -6,47 +6,44 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.metadata import version
 from types import MappingProxyType
 
 import grpc.aio
 import structlog
 from grpc_reflection.v1alpha import reflection
 
-from sidecar.address import Address, TcpAddress
-from sidecar.decision.conversation_end import Lifecycle
-from sidecar.decision.outcome import OutcomeLog
-from sidecar.decision.recorder import Recorder
-from sidecar.decision.service import Decider
-from sidecar.decision.whereabouts import Whereabouts
-from sidecar.identity.carrier_monitor import IdentityWatch
-from sidecar.identity.single_use_guard import OneShotGuard
-from sidecar.model import Phase
+from routing_hints.address import Address, TcpAddress
+from routing_hints.limits import MAX_MESSAGE_BYTES
+from routing_hints.metrics import MetricStore
+from routing_hints.vocabulary import Phase
+from sidecar.decision.service import DecisionService
 from sidecar.placement.compliance import COOL_DOWN_S
 from sidecar.placement.gauges import register_gauges
-from sidecar.placement.placement import Placement
 from sidecar.policy.holder import PolicyHolder
 from sidecar.policy.reload import PolicyReloader
 from sidecar.server import admin, health, servicer
 from sidecar.server.conversation_admin import ConversationAdmin
 from sidecar.server.drain import DrainGate
-from sidecar.server.error_boundary import DefectLog, Edge
+from sidecar.server.enrichment import Enricher
+from sidecar.server.error_boundary import ErrorBoundary
 from sidecar.server.listener import bind_all
 from sidecar.server.stream import StreamServicer
 from sidecar.server.tls import CertificateSource
 from sidecar.server.web import WebServer, start_web
-from sidecar.settings import Settings, SocketAccess, TlsFiles
-from sidecar.telemetry import exporter
-from sidecar.telemetry.counters import Counters, Labels
+from sidecar.settings import Settings, TlsFiles
+from sidecar.telemetry import metrics
+from sidecar.telemetry.exporter import make_registry
+from sidecar.telemetry.internal_error_log import InternalErrorLog
 from sidecar.telemetry.tracing import DecisionTracer, make_tracer
+from sidecar.wire.response_codec import serialize_decision
 
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Of all gRPC metadata of one call, in bytes: refused from the first on at random, always at the other.
+    # Soft and hard limit of a call's metadata in bytes: above the soft one gRPC rejects at random.
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.absolute_max_metadata_size", 32 * 1024),
     # Of one connection; a worker needs one.
@@ -54,6 +51,14 @@ _OPTIONS = (
     # Two sidecars on one port would share its calls silently.
     ("grpc.so_reuseport", 0),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """What decisions take the time from, in seconds: one that never goes back, and one since the epoch."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class App:
 
     def reload_policy(self) -> None:
         """Reads the policy file again soon."""
-        self._reloader.ask()
+        self._reloader.request_reload()
 
     async def stop(self, drain_timeout_s: float, hurry: asyncio.Event | None = None) -> None:
         """Says so in health, lets streams end after the batch at hand, then stops.
@@ -88,7 +93,7 @@ class App:
             hurry: ends the wait early when set.
         """
         deadline = time.monotonic() + drain_timeout_s
-        self._health.set("sigterm", False)
+        self._health.set("accepting", False)
         self._gate.begin()
         drained = asyncio.ensure_future(self._streams.wait_closed())
         hurried = asyncio.ensure_future((hurry or asyncio.Event()).wait())
@@ -107,69 +112,65 @@ class App:
 
 
 async def start_app(
-    addresses: tuple[Address, ...],
+    settings: Settings,
     holder: PolicyHolder,
-    *,
-    policy_path: Path | None = None,
-    metrics_listen: TcpAddress | None = None,
-    socket_access: SocketAccess = SocketAccess(),  # noqa: B008, frozen
-    tls: TlsFiles | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    clocks: Clocks = Clocks(),
 ) -> App:
     """Builds and starts a sidecar.
 
     Args:
-        addresses: where to listen.
+        settings: where to listen, and how.
         holder: gives the policy in force.
-        policy_path: the file that it came from; None for the embedded policy.
-        metrics_listen: where the HTTP side listens; None for none.
-        socket_access: who may use socket files.
-        tls: for the TCP addresses; None serves them in clear.
         environment: OpenTelemetry's variables, where spans are wanted.
+        clocks: what decisions take the time from.
 
     Raises:
         ConfigurationError: an address can't be bound, or the TLS files are unusable.
     """
-    counters = Counters()
-    counters.gauge("open_streams", lambda: [((), counters.open_streams)])
-    defects = DefectLog(counters)
-    edge = Edge(counters, defects)
-    recorder = Recorder(time.time)
+    store = MetricStore(metrics.TABLE)
+    store.set_reader(metrics.POLICY_INFO, lambda: [(_label_policy(holder), 1)])
+    store.set_reader(metrics.BUILD_INFO, lambda: [((version("routing-hint-sidecar"),), 1)])
+    internal_errors = InternalErrorLog(store)
+    error_boundary = ErrorBoundary(store, internal_errors)
     gate = DrainGate()
-    well = health.Health(("listener", "sigterm"))
-    registry = exporter.make_registry(counters, holder)
-    observe_latency_s = exporter.make_latency_histogram(registry).observe
+    well = health.Health(("listener", "accepting"))
     tracer = make_tracer(environment)
-    placement = Placement(time.monotonic, counters, _announce_pause)
-    register_gauges(counters, placement, lambda: holder.current.compiled.placement, time.monotonic)
-    guard = OneShotGuard(time.monotonic)
-    counters.gauge("one_shot_percent", lambda: _show_shares(guard))
-    watch = IdentityWatch(guard, counters)
-    lifecycle = Lifecycle(placement, counters)
-    decider = Decider(holder, placement, recorder, counters, watch, lifecycle, observe_latency_s, tracer)
-    outcomes = OutcomeLog(counters, Whereabouts())
-    streams = StreamServicer(
-        decider, holder, recorder, outcomes, placement, lifecycle, counters, defects, gate
+    service = DecisionService(
+        lambda: holder.current.compiled,
+        store,
+        serialize_decision,
+        clock=clocks.monotonic,
+        wall_clock=clocks.wall,
+        on_pause=_log_pause,
     )
-    conversations = ConversationAdmin(placement, holder, time.monotonic)
-    reloader = PolicyReloader(holder, policy_path, counters, defects)
+    register_gauges(store, service.placement, clocks.monotonic)
+    enricher = Enricher(service, store, tracer)
+    streams = StreamServicer(enricher, service, holder, store, internal_errors, gate, clocks.wall)
+    conversations = ConversationAdmin(service.placement, clocks.monotonic)
+    reloader = PolicyReloader(holder, settings.policy, store, internal_errors, clock=clocks.wall)
     names = (servicer.SERVICE_NAME, admin.SERVICE_NAME)
 
     server = grpc.aio.server(options=_OPTIONS)
     server.add_generic_rpc_handlers(
         (
-            servicer.RoutingHintsServicer(decider, streams).make_handler(edge),
-            admin.AdminServicer(conversations, holder, recorder, counters, time.time()).make_handler(edge),
-            health.HealthServicer(well, names, gate).make_handler(edge),
+            servicer.RoutingHintsServicer(enricher, streams).make_handler(error_boundary),
+            admin.AdminServicer(
+                conversations, holder, service.recorder, store, streams, clocks.wall()
+            ).make_handler(error_boundary),
+            health.HealthServicer(well, names, gate).make_handler(error_boundary),
         )
     )
     reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    credentials = CertificateSource(tls, counters).make_credentials() if tls is not None else None
-    bound = bind_all(server, addresses, socket_access, credentials)
-    web = await start_web(metrics_listen, registry, well) if metrics_listen is not None else None
+    tls = settings.tls
+    credentials = CertificateSource(tls, store).make_credentials() if tls is not None else None
+    bound = bind_all(server, settings.listen, settings.socket_access, credentials)
+    web = None
+    if settings.metrics_listen is not None:
+        web = await start_web(settings.metrics_listen, make_registry(store), well)
     await server.start()
     well.set("listener", True)
-    well.set("sigterm", True)
+    well.set("accepting", True)
     return App(
         tuple(bound),
         web.address if web is not None else None,
@@ -184,17 +185,17 @@ async def start_app(
     )
 
 
-def _announce_pause(phase: Phase) -> None:
+def _log_pause(phase: Phase) -> None:
     log = structlog.get_logger("sidecar")
-    log.warning("placement_not_honoured", phase=phase.name.lower(), resumes_in_s=COOL_DOWN_S)
+    log.warning("placement_not_honored", phase=phase.name.lower(), resumes_in_s=COOL_DOWN_S)
 
 
-def _show_shares(guard: OneShotGuard) -> Iterator[tuple[Labels, float]]:
-    for carrier, percent in guard.list_shares():
-        yield (("carrier", carrier),), percent
+def _label_policy(holder: PolicyHolder) -> tuple[str, str, str]:
+    policy = holder.current.compiled
+    return (policy.identity_epoch, policy.mode, policy.revision)
 
 
-async def run(settings: Settings, holder: PolicyHolder) -> None:
+async def run(settings: Settings, holder: PolicyHolder, clocks: Clocks = Clocks()) -> None:
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the drain at once.
 
     SIGHUP reads the policy file again.
@@ -211,15 +212,7 @@ async def run(settings: Settings, holder: PolicyHolder) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, take_signal)
-    app = await start_app(
-        settings.listen,
-        holder,
-        policy_path=settings.policy_path,
-        metrics_listen=settings.metrics_listen,
-        socket_access=settings.socket_access,
-        tls=settings.tls,
-        environment=os.environ,
-    )
+    app = await start_app(settings, holder, os.environ, clocks)
     loop.add_signal_handler(signal.SIGHUP, app.reload_policy)
     policy = holder.current
     log.info(

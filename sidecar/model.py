@@ -1,124 +1,30 @@
-"""The vocabulary of the decision: what it reads and what it answers.
+"""The values of the decision: what it reads and what it consists of.
 
-Plain values without grpc, protobuf, clock or I/O. The enums carry the contract's own numbers, so that
-the codec passes them through. What is made anew for each request is a named tuple: a frozen dataclass of as
-many fields takes four times as long to make.
+Plain values without grpc, protobuf, clock or I/O. What is made anew for each request is a named tuple: a
+frozen dataclass of as many fields takes four times as long to make.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from types import MappingProxyType
-from typing import NamedTuple, NewType
+from typing import NamedTuple, Protocol
 
-ConversationId = NewType("ConversationId", str)
-"""Names one linear history towards the engine; personal data. The empty one stands for none."""
-
-ConversationHash = NewType("ConversationHash", str)
-"""Names a conversation in logs and metrics; 16 hexadecimal digits. The empty one stands for none."""
+from routing_hints.conversation_id import ConversationHash, ConversationId
+from routing_hints.vocabulary import (
+    AdpRouter,
+    CarrierVerdict,
+    EngineDialect,
+    IdentitySource,
+    Phase,
+    PlacementState,
+    RankDirective,
+    RankSource,
+    RequestKind,
+)
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-
-
-class Phase(IntEnum):
-    """The leg of disaggregated serving that asks."""
-
-    UNSPECIFIED = 0
-    PREFILL = 1
-    DECODE = 2
-    AGGREGATED = 3
-
-
-class RequestKind(IntEnum):
-    """What a request is for; unspecified is normal."""
-
-    UNSPECIFIED = 0
-    NORMAL = 1
-    HEALTH_CHECK = 2
-    WARMUP = 3
-
-
-class EngineDialect(IntEnum):
-    """How the engine can be told a conversation id; unspecified is rank-only, which can't."""
-
-    UNSPECIFIED = 0
-    RANK_ONLY = 1
-    DISAGGREGATED_PARAMS = 2
-    CONVERSATION_PARAMS = 3
-
-
-class AdpRouter(IntEnum):
-    """The engine's attention-DP router; unspecified is unknown."""
-
-    UNSPECIFIED = 0
-    UNKNOWN = 1
-    DEFAULT = 2
-    KV_CACHE_AWARE = 3
-    CONVERSATION = 4
-
-
-class RankSource(IntEnum):
-    """Who chooses the attention-DP rank; unspecified where the operator did not say."""
-
-    UNSPECIFIED = 0
-    ENGINE = 1
-    ROUTER = 2
-    SIDECAR = 3
-
-
-class RankDirective(IntEnum):
-    """What the worker does with the attention-DP rank."""
-
-    UNSPECIFIED = 0
-    FORWARD = 1
-    WITHHOLD = 2
-    PLACE = 3
-
-
-class IdentitySource(IntEnum):
-    """The class of the carrier that an identity came from."""
-
-    UNSPECIFIED = 0
-    CONVERSATION_ID = 1
-    AGENT_CONTEXT = 2
-    SESSION_CONTROL = 3
-    HEADER = 4
-    METADATA = 5
-    BODY = 6
-    ANNOTATION = 7
-    BAGGAGE = 8
-    NONE = 9
-
-
-class Decision(IntEnum):
-    """What the placement table knew of a conversation."""
-
-    UNSPECIFIED = 0
-    NEW = 1
-    RETAINED = 2
-    MOVED = 3
-    NONE = 4
-
-
-class CarrierVerdict(IntEnum):
-    """What became of a carrier."""
-
-    UNSPECIFIED = 0
-    ABSENT = 1
-    UNUSABLE = 2
-    TAKEN = 3
-    OUTRANKED = 4
-
-
-class IdScope(IntEnum):
-    """Which session ids are kept apart between tenants."""
-
-    UNSPECIFIED = 0
-    OFF = 1
-    WEAK = 2
-    ALL = 3
 
 
 class AgentContext(NamedTuple):
@@ -176,7 +82,7 @@ NO_IDENTITY = Identity()
 UNKNOWN_ENGINE = Engine()
 
 
-class Query(NamedTuple):
+class Request(NamedTuple):
     """What the decision reads of one engine request. All strings are valid Unicode."""
 
     phase: Phase
@@ -185,7 +91,7 @@ class Query(NamedTuple):
     kind: RequestKind = RequestKind.NORMAL
     identity: Identity = NO_IDENTITY
     router_rank: int | None = None
-    """Attention-DP rank that the router chose for this leg."""
+    """Attention-DP rank that the upstream router chose for this phase."""
     engine: Engine = UNKNOWN_ENGINE
     tenant: str = ""
     unknown_enums: tuple[str, ...] = ()
@@ -198,6 +104,16 @@ class Query(NamedTuple):
     """The rank that the client remembers the conversation to be bound to."""
 
 
+class IdentityReader(Protocol):
+    """The carriers of a request, for whoever needs them."""
+
+    key: bytes | None
+    """Equal keys mean equal carriers; None where they are too long to be remembered by."""
+
+    def read(self) -> Identity:
+        """Returns the carriers."""
+
+
 class PlacementKey(NamedTuple):
     """What a request is placed by; empty strings stand for none."""
 
@@ -207,11 +123,8 @@ class PlacementKey(NamedTuple):
     tenant: str
 
 
-class Answer(NamedTuple):
-    """What the worker is to do, and why.
-
-    A directive PLACE without a rank says that placement is to choose one.
-    """
+class Decision(NamedTuple):
+    """What the worker does, and why. A directive PLACE without a rank leaves the choice to placement."""
 
     directive: RankDirective
     source: IdentitySource
@@ -224,7 +137,7 @@ class Answer(NamedTuple):
     affinity_key: ConversationId | None
     """What to place by; set where an id is attached."""
     session_final: bool
-    """Whether the caller said that this is the conversation's last request."""
+    """Whether the caller states that this is the conversation's last request."""
     notices: tuple[str, ...]
     """Machine-readable tokens, most important first."""
     policy_revision: str
@@ -233,8 +146,8 @@ class Answer(NamedTuple):
     """Set with PLACE only."""
     dp_rank: int | None = None
     """The rank to send; set with PLACE only."""
-    decision: Decision = Decision.NONE
-    """What the placement table knew."""
+    placement: PlacementState = PlacementState.NONE
+    """What the placement table had of the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +158,9 @@ class CarrierTrace:
     name: str
     verdict: CarrierVerdict
     reason: str = ""
-    conversation_hash: ConversationHash = ConversationHash("")
+    conversation_hash: ConversationHash = ConversationHash("")  # noqa: RUF009, a string
     remarks: tuple[str, ...] = ()
-    """Tokens for what else it says, for people."""
+    """Tokens for what else it states, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,15 +173,15 @@ class RuleTrace:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """An answer with everything that was considered for it."""
+    """A decision with everything that was considered for it."""
 
-    answer: Answer
+    decision: Decision
     carriers: tuple[CarrierTrace, ...]
     rules: tuple[RuleTrace, ...]
 
 
 class FinishReport(NamedTuple):
-    """How a request ended, as its worker reported it; enums by their number on the wire."""
+    """How a request ended, as its worker reports it; enums by number, which may be of a newer client."""
 
     request_id: str
     phase: int

@@ -1,32 +1,44 @@
-"""What the process was told: command line over environment over defaults."""
+"""The settings of the process: command line over environment over defaults.
+
+Each field is an option of `serve` and a variable of the environment: `metrics_listen` is `--metrics-listen`
+and `ROUTING_HINTS_METRICS_LISTEN`.
+"""
 
 from __future__ import annotations
 
 import grp
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-from sidecar.address import Address, TcpAddress, UnixAddress, parse_address, parse_netloc
-from sidecar.fault import Fault
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core.core_schema import ValidationInfo
 
-__all__ = ["Address", "Settings", "SocketAccess", "TcpAddress", "TlsFiles", "UnixAddress", "read_settings"]
+from routing_hints.address import DEFAULT_TARGET, Address, TcpAddress, parse_address, parse_netloc
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
 
-DEFAULT_LISTEN = "unix:///run/routing-hints/sidecar.sock"
-DEFAULT_DRAIN_TIMEOUT_S = 10.0
-DEFAULT_SOCKET_MODE = 0o660
-LISTEN_VARIABLE = "ROUTING_HINTS_LISTEN"
-
-_MAX_DRAIN_TIMEOUT_S = 3_600.0
+_PREFIX = "ROUTING_HINTS_"
+_NOT_GIVEN = (None, "", ())
+_TRUE = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class SocketAccess:
     """Who may connect to a socket file."""
 
-    mode: int = DEFAULT_SOCKET_MODE
+    mode: int = 0o660
     group_id: int | None = None
     """None leaves the group that the system gives it."""
 
@@ -42,159 +54,177 @@ class TlsFiles:
     """Callers must show a certificate of this authority; None lets everybody call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of one run."""
-
-    listen: tuple[Address, ...]
-    policy_path: Path | None
-    """None takes the embedded policy."""
-    drain_timeout_s: float
-    metrics_listen: TcpAddress | None = None
-    """None serves no metrics."""
-    socket_access: SocketAccess = SocketAccess()
-    tls: TlsFiles | None = None
-    """None serves TCP in clear."""
-
-
-def read_settings(
-    *,
-    listen: Sequence[str] = (),
-    policy: str | None = None,
-    metrics_listen: str | None = None,
-    socket_mode: str | None = None,
-    socket_group: str | None = None,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    tls_client_ca: str | None = None,
-    drain_timeout_s: str | None = None,
-    insecure_bind: bool = False,
-    environment: Mapping[str, str] = os.environ,
-) -> tuple[Settings, list[Fault]]:
-    """Returns what is right of the settings, and what is wrong with the rest.
-
-    Args:
-        listen: addresses, `unix:///path` or `tcp://host:port`; they replace those of the environment.
-        policy: path of the policy file.
-        metrics_listen: `host:port` of the HTTP side.
-        socket_mode: octal mode of socket files.
-        socket_group: group of socket files, a name or a number.
-        tls_cert: path of the certificate chain for TCP, PEM.
-        tls_key: path of its key.
-        tls_client_ca: path of the authority whose certificates callers must show.
-        drain_timeout_s: seconds to wait for open streams when stopping, 0 to 3,600.
-        insecure_bind: permits TCP addresses without TLS that others can reach.
-        environment: stands in for what is not given, `ROUTING_HINTS_LISTEN` (comma-separated) and the
-            others of docs/reference.md; an empty variable counts as unset.
-    """
-
-    def choose(option: str | None, variable: str) -> str:
-        return option or environment.get(variable, "").strip()
-
-    faults: list[Fault] = []
-    tls = _read_tls(
-        choose(tls_cert, "ROUTING_HINTS_TLS_CERT"),
-        choose(tls_key, "ROUTING_HINTS_TLS_KEY"),
-        choose(tls_client_ca, "ROUTING_HINTS_TLS_CLIENT_CA"),
-        faults,
-    )
-    policy_path = choose(policy, "ROUTING_HINTS_POLICY")
-    settings = Settings(
-        _read_addresses(listen, environment, faults, permits_all=insecure_bind or tls is not None),
-        Path(policy_path) if policy_path else None,
-        _read_timeout(drain_timeout_s, faults),
-        _read_metrics_listen(choose(metrics_listen, "ROUTING_HINTS_METRICS_LISTEN"), faults),
-        SocketAccess(
-            _read_mode(choose(socket_mode, "ROUTING_HINTS_SOCKET_MODE"), faults),
-            _read_group(choose(socket_group, "ROUTING_HINTS_SOCKET_GROUP"), faults),
-        ),
-        tls,
-    )
-    return settings, faults
-
-
-def _read_addresses(
-    listen: Sequence[str], environment: Mapping[str, str], faults: list[Fault], *, permits_all: bool
-) -> tuple[Address, ...]:
-    if not listen:
-        listen = read_listen_variable(environment) or [DEFAULT_LISTEN]
-    addresses = []
-    for text in listen:
-        try:
-            address = parse_address(text)
-        except ValueError as error:
-            faults.append(Fault("listen", f"{text}: {error}"))
-            continue
-        if isinstance(address, TcpAddress) and not (permits_all or address.is_loopback):
-            reason = (
-                "can be reached from outside without TLS; give --tls-cert and --tls-key, "
-                "or permit it with --insecure-bind"
-            )
-            faults.append(Fault("listen", f"{text}: {reason}"))
-            continue
-        addresses.append(address)
-    twice = [address for address, count in Counter(addresses).items() if count > 1]
-    faults.extend(Fault("listen", f"{address}: occurs twice") for address in twice)
-    return tuple(addresses)
-
-
-def read_listen_variable(environment: Mapping[str, str]) -> list[str]:
-    """Returns the addresses that the environment names, unchecked."""
-    return [part.strip() for part in environment.get(LISTEN_VARIABLE, "").split(",") if part.strip()]
-
-
-def _read_tls(cert: str, key: str, client_ca: str, faults: list[Fault]) -> TlsFiles | None:
-    if cert and key:
-        return TlsFiles(Path(cert), Path(key), Path(client_ca) if client_ca else None)
-    if cert or key or client_ca:
-        for name, value in (("tls-cert", cert), ("tls-key", key)):
-            if not value:
-                faults.append(Fault(name, "is missing: TLS needs a certificate and its key"))
-    return None
-
-
-def _read_metrics_listen(text: str, faults: list[Fault]) -> TcpAddress | None:
+def _parse_mode(text: object) -> int:
     try:
-        return parse_netloc(text) if text else None
-    except ValueError as error:
-        faults.append(Fault("metrics-listen", f"{text}: {error}"))
-        return None
-
-
-def _read_mode(text: str, faults: list[Fault]) -> int:
-    if not text:
-        return DEFAULT_SOCKET_MODE
-    try:
-        mode = int(text, 8)
+        mode = int(str(text), 8)
     except ValueError:
         mode = -1
     if not 0 <= mode <= 0o777:
-        faults.append(Fault("socket-mode", f"{text}: expected an octal mode such as 0660"))
-        return DEFAULT_SOCKET_MODE
+        raise ValueError(f"{text}: expected an octal mode such as 0660")
     return mode
 
 
-def _read_group(text: str, faults: list[Fault]) -> int | None:
-    if not text:
-        return None
+def _find_group(text: str) -> int:
     if text.isdecimal():
         return int(text)
     try:
         return grp.getgrnam(text).gr_gid
     except KeyError:
-        faults.append(Fault("socket-group", f"{text}: no such group; a number is taken as it is"))
-        return None
+        raise ValueError(f"{text}: no such group; a number is taken as it is") from None
 
 
-def _read_timeout(text: str | None, faults: list[Fault]) -> float:
-    if text is None:
-        return DEFAULT_DRAIN_TIMEOUT_S
+def _parse_http_address(text: str) -> TcpAddress:
     try:
-        timeout_s = float(text)
-        reason = "" if 0 <= timeout_s <= _MAX_DRAIN_TIMEOUT_S else "is not between 0 and 3600"
-    except ValueError:
-        timeout_s, reason = DEFAULT_DRAIN_TIMEOUT_S, "is no number"
-    if reason:
-        faults.append(Fault("drain-timeout-s", reason))
-        return DEFAULT_DRAIN_TIMEOUT_S
-    return timeout_s
+        return parse_netloc(text)
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from None
+
+
+class Settings(BaseModel):
+    """The settings of one run."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    insecure_bind: Annotated[bool, BeforeValidator(lambda value: _TRUE.get(str(value).lower(), value))] = (
+        Field(default=False, description="Permit TCP addresses without TLS that others can reach.")
+    )
+    tls_cert: Path | None = Field(
+        default=None,
+        description="Serve TCP with TLS by this certificate chain (PEM).",
+        json_schema_extra={"metavar": "FILE"},
+    )
+    tls_key: Path | None = Field(
+        default=None,
+        description="Private key of that certificate (PEM).",
+        validate_default=True,
+        json_schema_extra={"metavar": "FILE"},
+    )
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="Callers must show a certificate of this authority (PEM).",
+        json_schema_extra={"metavar": "FILE"},
+    )
+    listen: tuple[Address, ...] = Field(
+        default=(parse_address(DEFAULT_TARGET),),
+        description="unix:///path or tcp://host:port; may be given several times (in the variable, commas).  "
+        f"[default: {DEFAULT_TARGET}]",
+        json_schema_extra={"metavar": "ADDRESS"},
+    )
+    metrics_listen: Annotated[TcpAddress, BeforeValidator(_parse_http_address)] | None = Field(
+        default=None,
+        description="Serve /metrics, /livez and /readyz over HTTP.",
+        json_schema_extra={"metavar": "HOST:PORT"},
+    )
+    policy: Path | None = Field(
+        default=None,
+        description="Policy file (YAML).  [default: the embedded policy]",
+        json_schema_extra={"metavar": "FILE"},
+    )
+    socket_mode: Annotated[int, BeforeValidator(_parse_mode)] = Field(
+        default=0o660,
+        description="Permission bits of the Unix socket (octal).  [default: 0660]",
+        json_schema_extra={"metavar": "MODE"},
+    )
+    socket_group: Annotated[int, BeforeValidator(_find_group)] | None = Field(
+        default=None,
+        description="Group of the Unix socket, a name or a number.",
+        json_schema_extra={"metavar": "GROUP"},
+    )
+    drain_timeout_s: float = Field(
+        default=10.0,
+        ge=0,
+        le=3_600,
+        allow_inf_nan=False,
+        description="Seconds that SIGTERM waits for open streams.  [default: 10]",
+        json_schema_extra={"metavar": "SECONDS"},
+    )
+
+    @property
+    def socket_access(self) -> SocketAccess:
+        """Who may use socket files."""
+        return SocketAccess(self.socket_mode, self.socket_group)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """What TCP is served with; None serves it in clear."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @field_validator("tls_key")
+    @classmethod
+    def _check_pair(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if (key is None) != (info.data.get("tls_cert") is None):
+            raise ValueError("TLS needs a certificate and its key: give --tls-cert and --tls-key")
+        return key
+
+    @field_validator("tls_client_ca")
+    @classmethod
+    def _check_authority(cls, client_ca: Path | None, info: ValidationInfo) -> Path | None:
+        if client_ca is not None and info.data.get("tls_cert") is None:
+            raise ValueError("TLS needs a certificate and its key: give --tls-cert and --tls-key")
+        return client_ca
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def _read_addresses(cls, texts: tuple[str, ...], info: ValidationInfo) -> tuple[Address, ...]:
+        addresses, problems = [], []
+        permits_all = info.data.get("insecure_bind") or info.data.get("tls_cert") is not None
+        for text in texts:
+            try:
+                address = parse_address(text)
+            except ValueError as error:
+                problems.append(f"{text}: {error}")
+                continue
+            addresses.append(address)
+            if isinstance(address, TcpAddress) and not (permits_all or address.is_loopback):
+                problems.append(
+                    f"{text}: can be reached from outside without TLS; give --tls-cert and --tls-key, "
+                    "or permit it with --insecure-bind"
+                )
+        twice = [address for address, count in Counter(addresses).items() if count > 1]
+        problems.extend(f"{address}: occurs twice" for address in twice)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return tuple(addresses)
+
+
+def read_settings(environment: Mapping[str, str] = os.environ, **options: object) -> Settings:
+    """Returns the settings.
+
+    Args:
+        environment: stands in for what is not given; an empty variable counts as unset.
+        options: by field name, as text; an empty one counts as not given.
+
+    Raises:
+        ConfigurationError: something is wrong; names all of it.
+    """
+    given: dict[str, Any] = {}
+    for name in Settings.model_fields:
+        value = options.get(name)
+        if value in _NOT_GIVEN:
+            value = environment.get(name_variable(name), "").strip()
+        if value not in _NOT_GIVEN:
+            given[name] = value
+    if isinstance(given.get("listen"), str):
+        given["listen"] = split_addresses(given["listen"])
+    try:
+        return Settings.model_validate(given)
+    except ValidationError as error:
+        raise ConfigurationError(
+            [
+                ConfigurationProblem(str(detail["loc"][0]).replace("_", "-"), reason)
+                for detail in error.errors()
+                for reason in detail["msg"].removeprefix("Value error, ").split("\n")
+            ]
+        ) from None
+
+
+def name_variable(field: str) -> str:
+    """Returns the environment variable of a setting."""
+    return _PREFIX + field.upper()
+
+
+def split_addresses(text: str) -> list[str]:
+    """Returns the addresses of a list that is separated by commas, unchecked."""
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -4,32 +4,31 @@ Begin with `RoutingHintClient.from_env` and `EngineProfile.lazy`. `worker_client
 own tests need. Nothing here imports the sidecar.
 """
 
-from worker_client._client import RoutingHintClient
-from worker_client._config import Affinity, ClientConfig
-from worker_client._engine import EngineProfile, EngineSource, EngineTypes
-from worker_client._errors import ConfigurationError, RoutingHintsError
-from worker_client._model import (
+from routing_hints.errors import ConfigurationError, ConfigurationProblem, RoutingHintsError
+from routing_hints.vocabulary import (
     AdpRouter,
-    Answer,
-    Decision,
     EngineDialect,
     FinishOutcome,
     IdentitySource,
-    Origin,
     Phase,
+    PlacementState,
     RankDirective,
     RankSource,
     RequestKind,
 )
-from worker_client._pending_plan import PendingPlan
-from worker_client._plan import Plan
+from worker_client._client import RoutingHintClient
+from worker_client._config import Affinity, ClientConfig
+from worker_client._engine import EngineProfile, EngineSource
+from worker_client._engine_types import EngineTypes
+from worker_client._model import Decision, Origin
+from worker_client._plan import PendingPlan, Plan
 
 __all__ = [
     "AdpRouter",
     "Affinity",
-    "Answer",
     "ClientConfig",
     "ConfigurationError",
+    "ConfigurationProblem",
     "Decision",
     "EngineDialect",
     "EngineProfile",
@@ -40,6 +39,7 @@ __all__ = [
     "Origin",
     "PendingPlan",
     "Phase",
+    "PlacementState",
     "Plan",
     "RankDirective",
     "RankSource",

@@ -1,4 +1,4 @@
-"""The command `python -m worker_client doctor`, to be run inside a worker's image."""
+"""The command `python -m worker_client doctor`; run it inside a worker's image."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
+from routing_hints.vocabulary import Phase
 from worker_client._config import ClientConfig
 from worker_client._doctor import Diagnosis, diagnose
-from worker_client._errors import ConfigurationError
-from worker_client._model import Phase
 
-_EPILOG = (
-    "Exit code: 0 affinity can act on this leg; 1 it can't, or the sidecar does not answer; 2 bad settings."
-)
+_EPILOG = "Exit code: 0 affinity can act in this phase; 1 it can't, or no sidecar responds; 2 bad settings."
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
+    """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m worker_client")
     commands = parser.add_subparsers(required=True)
     doctor = commands.add_parser(
-        "doctor", help="says whether affinity can act on a leg, and what to change", epilog=_EPILOG
+        "doctor", help="diagnose whether affinity can act in a phase, and what to change", epilog=_EPILOG
     )
     doctor.add_argument("--phase", choices=("prefill", "decode", "aggregated"), required=True)
     doctor.add_argument(
@@ -38,14 +36,14 @@ def main(argv: list[str] | None = None) -> int:
         metavar="FILE",
         help="arguments of the engine's LLM, as Dynamo's --extra-engine-args; later files win",
     )
-    doctor.add_argument("--tensor-parallel-size", type=int, help="as the worker's own option")
-    doctor.add_argument("--enable-attention-dp", action="store_true", help="as the worker's own option")
+    doctor.add_argument("--tensor-parallel-size", type=int, help="same as the worker's option")
+    doctor.add_argument("--enable-attention-dp", action="store_true", help="same as the worker's option")
     args = parser.parse_args(argv)
     try:
         config = ClientConfig.from_env()
         engine_args = _read_engine_args(args)
     except ConfigurationError as error:
-        print(*error.faults, sep="\n", file=sys.stderr)
+        print(*error.problems, sep="\n", file=sys.stderr)
         return 2
     diagnosis = asyncio.run(diagnose(config, engine_args, Phase[args.phase.upper()], os.environ))
     _print(diagnosis)
@@ -67,7 +65,7 @@ def _read_engine_args(args: argparse.Namespace) -> dict[str, Any] | None:
         merged["enable_attention_dp"] = True
     if not merged and not args.engine_args:
         return None
-    # What TensorRT-LLM takes where nothing is said, so that silence is not taken for the unknown.
+    # TensorRT-LLM's defaults, so that an absent argument does not count as unknown.
     return {"enable_attention_dp": False, "tensor_parallel_size": 1, **merged}
 
 
@@ -81,9 +79,9 @@ def _read_mapping(path: Path) -> Mapping[str, Any]:
         else:
             content = yaml.safe_load(text)
     except Exception as error:
-        raise ConfigurationError([f"{path}: {error}"]) from error
+        raise ConfigurationError([ConfigurationProblem(str(path), str(error))]) from error
     if not isinstance(content or {}, dict):
-        raise ConfigurationError([f"{path}: is no mapping"])
+        raise ConfigurationError([ConfigurationProblem(str(path), "is not a mapping")])
     return content or {}
 
 

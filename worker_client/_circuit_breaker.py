@@ -1,56 +1,56 @@
-"""Whether the sidecar is heard: when to stop waiting for it, and saying so once per episode."""
+"""Circuit breaker for an unresponsive sidecar; logs once per outage."""
 
 from __future__ import annotations
 
-from worker_client._once_logger import Announcer
+from worker_client._once_logger import OnceLogger
 
 _PROBE_INTERVAL_S = 1.0
 
 
-class Silence:
-    """Follows the time since the first question after which nothing was heard.
+class CircuitBreaker:
+    """Tracks the time since the first request that was submitted after the sidecar's last message.
 
     Times are those of the event loop, in seconds.
     """
 
-    def __init__(self, announcer: Announcer, longest_wait_s: float) -> None:
-        self._announcer = announcer
-        self._longest_wait_s = longest_wait_s
-        self._first_unheard_s: float | None = None
+    def __init__(self, once_logger: OnceLogger, timeout_s: float) -> None:
+        self._once_logger = once_logger
+        self._timeout_s = timeout_s
+        self._waiting_since_s: float | None = None
         self._next_probe_s = 0.0
-        self._is_announced = False
+        self._is_logged = False
 
     def is_unresponsive(self, now_s: float) -> bool:
-        """Returns whether nothing was heard since a question for longer than anybody would wait.
+        """Returns whether the breaker is open: nothing was received for longer than any request waits.
 
-        Then waiting again with each request would only add up, so all but one question a second go
-        unasked until the sidecar is heard again.
+        While it is open requests do not wait for the sidecar, except for one probe a second, for which this
+        returns False. Any message of the sidecar closes it.
         """
-        if self._first_unheard_s is None or now_s - self._first_unheard_s <= self._longest_wait_s:
+        if self._waiting_since_s is None or now_s - self._waiting_since_s <= self._timeout_s:
             return False
         if now_s >= self._next_probe_s:
             self._next_probe_s = now_s + _PROBE_INTERVAL_S
             return False
         return True
 
-    def note_asked(self, now_s: float) -> None:
-        """Takes note of a question."""
-        if self._first_unheard_s is None:
-            self._first_unheard_s = now_s
+    def record_submitted(self, now_s: float) -> None:
+        """Records that a request was submitted."""
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
 
-    def note_nothing_owed(self) -> None:
-        """Takes note that nobody waits for anything."""
-        self._first_unheard_s = None
+    def record_nothing_pending(self) -> None:
+        """Records that no request is waiting."""
+        self._waiting_since_s = None
 
-    def note_heard(self) -> None:
-        """Takes note of a word of the sidecar; ends an episode of silence."""
-        self._first_unheard_s = None
-        if self._is_announced:
-            self._is_announced = False
-            self._announcer.announce_recovery()
+    def record_response(self) -> None:
+        """Records a message of the sidecar; ends an outage."""
+        self._waiting_since_s = None
+        if self._is_logged:
+            self._is_logged = False
+            self._once_logger.log_recovery()
 
-    def announce(self, reason: str) -> None:
-        """Says that the sidecar is silent, unless this episode was announced already."""
-        if not self._is_announced:
-            self._is_announced = True
-            self._announcer.announce_silence(reason)
+    def log_once(self, reason: str) -> None:
+        """Logs that the sidecar is unavailable, unless this outage was logged already."""
+        if not self._is_logged:
+            self._is_logged = True
+            self._once_logger.log_unavailable(reason)

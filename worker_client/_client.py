@@ -1,4 +1,4 @@
-"""The client: asks the sidecar about each request, and decides itself when that is silent."""
+"""The client: submits each request to the sidecar, and decides itself while that is unavailable."""
 
 from __future__ import annotations
 
@@ -6,39 +6,42 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from worker_client._call import Question
+from routing_hints import tokens
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
+from routing_hints.limits import MAX_ENGINES
+from routing_hints.metrics import MetricStore
+from routing_hints.vocabulary import Phase, RankDirective, RequestKind
+from worker_client import _metrics
 from worker_client._config import Affinity, ClientConfig
 from worker_client._engine import EngineProfile, EngineSource
 from worker_client._engine_params import is_rank_valid
-from worker_client._errors import ConfigurationError
 from worker_client._gate import GatedEngine, apply_gate
 from worker_client._local_rule import resolve_locally
 from worker_client._lru_map import LruMap
 from worker_client._memory import Memory
-from worker_client._model import Answer, Origin, Phase, RankDirective, RequestKind
-from worker_client._once_logger import Announcer
-from worker_client._pending_plan import PendingPlan
-from worker_client._plan import Plan
-from worker_client._plan_reporter import Journal
+from worker_client._model import ClientPolicy, Decision, Origin
+from worker_client._once_logger import OnceLogger
+from worker_client._pending_request import PendingRequest
+from worker_client._plan import PendingPlan, Plan, PlanRecord
+from worker_client._plan_reporter import PlanReporter
 from worker_client._request import RequestFacts, read_request
-from worker_client._send_queue import MAX_ENGINES
-from worker_client._stats import Stats
 from worker_client._transport import Transport
 
-CLIENT_DEFECT = "client-defect"
-"""Reason of a plan that a defect of this library made."""
-_FORWARD = Answer(RankDirective.FORWARD, Origin.FORWARDED)
+_FORWARD = Decision(RankDirective.FORWARD, Origin.FORWARDED)
 
 
 class RoutingHintClient:
     """One worker's client. Use it as an async context manager, in the loop that serves requests.
 
-    It fails open: whatever happens to the sidecar, a plan is there within the deadlines of `ClientConfig`,
-    and at worst forwards what the router chose.
+    It fails open: whatever happens to the sidecar, a plan is made within the deadlines of `ClientConfig`, and
+    in the worst case forwards what the router chose.
+
+    Attributes:
+        metrics: what is counted, for exporters.
     """
 
     def __init__(self, config: ClientConfig, *, engine: EngineSource | None = None) -> None:
-        """Prepares a client; nothing is connected before it is entered or first asked.
+        """Prepares a client; nothing is connected before it is entered or makes its first plan.
 
         Args:
             config: the settings.
@@ -49,23 +52,25 @@ class RoutingHintClient:
             ConfigurationError: a setting can never act on `engine`.
         """
         self._config = config
-        self._stats = Stats()
-        self._announcer = Announcer()
+        self._policy = ClientPolicy()
+        self.metrics = MetricStore(_metrics.TABLE)
+        self._once_logger = OnceLogger()
         self._memory = Memory(config.memory_entries)
         self._gated: LruMap[str, GatedEngine] = LruMap(MAX_ENGINES)
         self._transport = self._make_transport()
-        self._journal = Journal(
-            stats=self._stats,
-            announcer=self._announcer,
-            transport=self._transport,
+        self._reporter = PlanReporter(
+            self.metrics,
+            self._once_logger,
+            self._transport,
+            lambda: self._policy,
             max_conversations=config.memory_entries,
         )
         self._is_closed = False
         profile = engine.current() if engine is not None else None
         if profile is not None:
             gated = apply_gate(config, profile)
-            if gated.is_fault_fatal:
-                raise ConfigurationError([gated.fault])
+            if gated.is_problem_fatal:
+                raise ConfigurationError([ConfigurationProblem("rank_source", gated.problem)])
 
     @classmethod
     def from_env(
@@ -79,7 +84,14 @@ class RoutingHintClient:
         return cls(ClientConfig.from_env(environ), engine=engine)
 
     def _make_transport(self) -> Transport:
-        return Transport(self._config, stats=self._stats, announcer=self._announcer, on_answer=self._remember)
+        return Transport(
+            self._config,
+            self.metrics,
+            self._once_logger,
+            get_policy=lambda: self._policy,
+            on_policy=self._take_policy,
+            on_decision=self._remember,
+        )
 
     async def __aenter__(self) -> RoutingHintClient:
         self.start()
@@ -94,13 +106,13 @@ class RoutingHintClient:
             self._transport.start()
 
     async def close(self) -> None:
-        """Sends the ends of requests that are still unsent and disconnects. Later plans are forwarded."""
+        """Sends the finish reports that are still unsent and disconnects. Later plans are forwarded."""
         self._is_closed = True
         await self._transport.close()
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Returns the counters of docs/reference.md: name to label to count."""
-        return self._stats.snapshot()
+        """Returns the counters of docs/reference.md: name, to label values joined by slashes, to count."""
+        return _metrics.read_stats(self.metrics)
 
     def plan(
         self,
@@ -114,7 +126,7 @@ class RoutingHintClient:
         tenant: str | None = None,
         kind: RequestKind | None = None,
     ) -> PendingPlan:
-        """Returns the plan of one request on one leg, to be entered by `async with` or awaited.
+        """Returns the plan of one request in one phase, to be entered by `async with` or awaited.
 
         Entering and awaiting never raise (but for the cancellation of the caller) and never wait longer than
         `ClientConfig.unknown_timeout_s`. Leaving the block ends the request without waiting. A plan that was
@@ -123,7 +135,7 @@ class RoutingHintClient:
         Args:
             request: Dynamo's request dict, or any mapping of that shape; read, never changed.
             context: Dynamo's context, or None.
-            phase: the leg.
+            phase: the phase.
             engine: the engine that will run the request.
             headers: HTTP headers, a mapping or a sequence of pairs, where the worker has them.
             body: the HTTP body as a mapping, where the worker has it.
@@ -142,108 +154,100 @@ class RoutingHintClient:
         """Returns the plan of one request. Raises nothing but the caller's cancellation."""
         facts = RequestFacts()
         gated: GatedEngine | None = None
-        question: Question | None = None
+        pending: PendingRequest | None = None
         try:
             facts = read()
             engine = source.current()
             if engine is None:
-                return self._forward(facts, gated, "engine-not-ready")
+                return self._forward(facts, gated, tokens.ENGINE_NOT_READY)
             gated = self._gate(engine)
-            self._check_router_rank(facts, gated.profile)
-            if closed := gated.closed or self._closed_reason(facts):
-                return self._forward(facts, gated, closed)
-            question = self._make_question(facts, gated.profile)
-            answer, reason = await self._ask(question)
+            self._drop_bad_rank(facts, gated.profile)
+            if skipped := gated.closed or self._find_skip_reason(facts):
+                return self._forward(facts, gated, skipped)
+            pending = self._make_pending(facts, gated.profile)
+            decision, reason = await self._call_sidecar(pending)
         except (asyncio.CancelledError, GeneratorExit):
-            if question is not None:
-                self._journal.report_cancelled(question)
+            if pending is not None:
+                self._reporter.report_cancelled(pending)
             raise
-        except Exception as error:  # noqa: BLE001  no defect of ours may become the request's
-            self._journal.on_defect(error)
-            return self._forward(facts, gated, CLIENT_DEFECT, question)
-        self._stats.count("plans", answer.origin.value)
-        return self._make_plan(facts, answer, gated, question, reason)
+        except Exception as error:  # noqa: BLE001  no error of ours may become the request's
+            self._reporter.on_internal_error(error)
+            return self._forward(facts, gated, tokens.CLIENT_INTERNAL_ERROR, pending)
+        self.metrics.add(_metrics.PLANS, decision.origin.value)
+        return Plan(PlanRecord(facts, decision, gated, pending, reason), self._reporter)
 
     def _forward(
-        self, facts: RequestFacts, gated: GatedEngine | None, reason: str, question: Question | None = None
-    ) -> Plan:
-        self._stats.count("plans", Origin.FORWARDED.value)
-        self._stats.count("not_asked", reason)
-        return self._make_plan(facts, _FORWARD, gated, question, reason)
-
-    def _make_plan(
         self,
         facts: RequestFacts,
-        answer: Answer,
         gated: GatedEngine | None,
-        question: Question | None,
         reason: str,
+        pending: PendingRequest | None = None,
     ) -> Plan:
-        return Plan(
-            facts=facts,
-            answer=answer,
-            gated=gated,
-            question=question,
-            reason=reason,
-            listener=self._journal,
-        )
+        self.metrics.add(_metrics.PLANS, Origin.FORWARDED.value)
+        self.metrics.add(_metrics.SKIPPED_REQUESTS, reason)
+        return Plan(PlanRecord(facts, _FORWARD, gated, pending, reason), self._reporter)
 
     def _gate(self, engine: EngineProfile) -> GatedEngine:
         gated = self._gated.get(engine.instance_id)
         if gated is None:
             gated = apply_gate(self._config, engine)
             self._gated.put(engine.instance_id, gated)
-            if gated.fault:
-                self._announcer.announce_fault(gated.fault, is_fatal=gated.is_fault_fatal)
+            if gated.problem:
+                self._once_logger.log_configuration_problem(gated.problem, is_fatal=gated.is_problem_fatal)
             if len(self._gated) == MAX_ENGINES:
-                self._announcer.announce_many_engines(MAX_ENGINES)
+                self._once_logger.log_many_engines(MAX_ENGINES)
         return gated
 
-    def _closed_reason(self, facts: RequestFacts) -> str:
-        if facts.kind is not RequestKind.NORMAL:
-            return f"kind-{facts.kind.name.lower().replace('_', '-')}"
+    def _find_skip_reason(self, facts: RequestFacts) -> str:
+        if facts.kind is RequestKind.HEALTH_CHECK:
+            return tokens.KIND_HEALTH_CHECK
+        if facts.kind is RequestKind.WARMUP:
+            return tokens.KIND_WARMUP
         if facts.phase is Phase.UNSPECIFIED:
-            return "phase-unknown"
-        return "client-closed" if self._is_closed else ""
+            return tokens.PHASE_UNKNOWN
+        return tokens.CLIENT_CLOSED if self._is_closed else ""
 
-    def _check_router_rank(self, facts: RequestFacts, engine: EngineProfile) -> None:
+    def _drop_bad_rank(self, facts: RequestFacts, engine: EngineProfile) -> None:
         if facts.router_rank is not None and not is_rank_valid(facts.router_rank, engine):
             facts.router_rank = None
-            facts.notices.append("router-rank-out-of-range")
-        if "router-rank-out-of-range" in facts.notices:
-            self._stats.count("router_rank_dropped")
-            self._announcer.announce_bad_rank("router-rank-out-of-range")
+            facts.notices.append(tokens.ROUTER_RANK_OUT_OF_RANGE)
+        if tokens.ROUTER_RANK_OUT_OF_RANGE in facts.notices:
+            self.metrics.add(_metrics.ROUTER_RANK_DROPPED)
+            self._once_logger.log_bad_rank(tokens.ROUTER_RANK_OUT_OF_RANGE)
 
-    def _make_question(self, facts: RequestFacts, engine: EngineProfile) -> Question:
+    def _make_pending(self, facts: RequestFacts, engine: EngineProfile) -> PendingRequest:
         loop = asyncio.get_running_loop()
-        question = Question(facts, engine, self._transport.policy, loop.create_future(), loop.time())
-        known_rank = self._memory.bound_rank(question.key)
+        pending = PendingRequest(facts, engine, self._policy, loop.create_future(), loop.time())
+        known_rank = self._memory.bound_rank(pending.key)
         if is_rank_valid(known_rank, engine):
-            question.known_rank = known_rank
-        return question
+            pending.known_rank = known_rank
+        return pending
 
-    async def _ask(self, question: Question) -> tuple[Answer, str]:
-        """Returns the sidecar's answer, or the client's own with the reason for it."""
+    async def _call_sidecar(self, pending: PendingRequest) -> tuple[Decision, str]:
+        """Returns the sidecar's decision, or the client's own with the reason for it."""
         self._transport.start()
-        is_known = self._memory.holds(question.key, self._transport.policy)
-        reason = self._transport.ask(question)
+        is_known = self._memory.holds(pending.key, self._policy)
+        reason = self._transport.submit(pending)
         if not reason:
             limit_s = self._config.known_timeout_s if is_known else self._config.unknown_timeout_s
-            answer = await question.wait(limit_s)
-            if answer is not None:
-                return answer, ""
-            reason = "sidecar-late" if question.is_late else "sidecar-gave-no-answer"
-        self._stats.count("fail_open", reason)
-        remembered = self._memory.recall(question.key, self._transport.policy)
+            decision = await pending.wait(limit_s)
+            if decision is not None:
+                return decision, ""
+            reason = tokens.SIDECAR_TIMED_OUT if pending.is_timed_out else tokens.NO_RESPONSE
+        self.metrics.add(_metrics.FAIL_OPEN, reason)
+        remembered = self._memory.recall(pending.key, self._policy)
         if remembered is not None:
             return remembered, reason
         if self._config.local_rule:
-            return resolve_locally(question.facts, question.engine, self._transport.policy), reason
+            return resolve_locally(pending.facts, pending.engine, self._policy), reason
         return _FORWARD, reason
 
-    def _remember(self, question: Question, answer: Answer) -> None:
-        # The policy may have changed while the question was out.
-        sent_by, current = question.policy, self._transport.policy
-        policy = sent_by if answer.policy_revision == sent_by.revision else current
-        if answer.policy_revision == policy.revision and question.is_asked_by(policy):
-            self._memory.remember(question.key, answer, question.engine)
+    def _take_policy(self, policy: ClientPolicy) -> None:
+        self._policy = policy
+
+    def _remember(self, pending: PendingRequest, decision: Decision) -> None:
+        # The policy may have changed while the request was out.
+        sent_by = pending.policy
+        policy = sent_by if decision.policy_revision == sent_by.revision else self._policy
+        if decision.policy_revision == policy.revision and pending.is_keyed_by(policy):
+            self._memory.remember(pending.key, decision, pending.engine)

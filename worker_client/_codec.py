@@ -3,118 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
 
+from routing_hints import tokens
+from routing_hints.limits import MAX_DP_SIZE, MAX_ENGINES, MAX_ID_BYTES, MAX_UINT32
 from routing_hints.v1 import service_pb2, types_pb2
-from worker_client._engine import EngineProfile
-from worker_client._model import (
-    Answer,
-    ClientPolicy,
-    Decision,
+from routing_hints.vocabulary import (
     FinishOutcome,
     IdentitySource,
     IdScope,
-    Origin,
-    Phase,
+    PlacementState,
     RankDirective,
 )
-from worker_client._request import MAX_ENTRIES, MAX_RANK, RequestFacts
-from worker_client._selected_carriers import Carried, pick_carriers
+from worker_client._engine import EngineProfile
+from worker_client._model import ClientPolicy, Decision, Origin
+from worker_client._pending_request import PendingRequest
+from worker_client._plan import PlanRecord
+from worker_client._request import RequestFacts
+from worker_client._selected_carriers import SelectedCarriers, select_carriers
 
 _DIRECTIVES = {int(member): member for member in RankDirective if member}
 _SOURCES = {int(member): member for member in IdentitySource if member}
-_DECISIONS = {int(member): member for member in Decision if member}
+_PLACEMENT_STATES = {int(member): member for member in PlacementState if member}
 _SCOPES = {int(member): member for member in IdScope if member}
-
-_MAX_UINT32 = 2**32 - 1
-BODY_FIELDS = (
-    "conversation",
-    "conversation.id",
-    "litellm_session_id",
-    "metadata.session_id",
-    "metadata.user_id",
-    "prompt_cache_key",
-    "session_id",
-    "session_params.session_id",
-)
-"""Of a request's body, by dotted path, what can say anything about its conversation."""
-_SECRET_HEADERS = frozenset({"api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"})
 
 
 def encode_engine(engine: EngineProfile) -> types_pb2.EngineProfile:
     """Returns the message of an engine profile."""
     return types_pb2.EngineProfile(
-        instance_id=engine.instance_id,
-        dialect=int(engine.dialect),  # type: ignore[arg-type]
-        adp_router=int(engine.adp_router),  # type: ignore[arg-type]
-        rank_source=int(engine.rank_source),  # type: ignore[arg-type]
+        instance_id=name_instance(engine.instance_id),
+        dialect=_number(engine.dialect),
+        adp_router=_number(engine.adp_router),
+        rank_source=_number(engine.rank_source),
         records_first_rank=engine.records_first_rank,
-        dp_size=min(max(engine.dp_size, 0), MAX_RANK + 1),
+        dp_size=min(max(engine.dp_size, 0), MAX_DP_SIZE),
         subagent_affinity=engine.subagent_affinity,
         wants_conversation_id=engine.wants_conversation_id,
         version=engine.version[:64],
-        max_active_requests=min(max(engine.max_active_requests, 0), _MAX_UINT32),
+        max_active_requests=min(max(engine.max_active_requests, 0), MAX_UINT32),
     )
 
 
 def encode_request(
     facts: RequestFacts, policy: ClientPolicy, engine: EngineProfile
 ) -> service_pb2.EnrichRequest:
-    """Returns the question about one request by itself."""
+    """Returns a request for a call without a stream, with its engine."""
     message = service_pb2.EnrichRequest()
-    fill_request(
-        message,
-        facts,
-        pick_carriers(facts, policy),
-        engine_pb=encode_engine(engine),
-        router_rank=facts.router_rank,
-        known_rank=None,
-    )
+    _fill_facts(message, facts, select_carriers(facts, policy))
+    message.engine.CopyFrom(encode_engine(engine))
     return message
 
 
-def name_every_carrier(facts: RequestFacts) -> ClientPolicy:
-    """Returns a policy that sends whatever can name a conversation, for a sidecar that names no carriers.
-
-    That are all headers but those that hold a secret, since any may be the site's own; of the body the known
-    fields alone, since the rest is the conversation itself.
-    """
-    metadata = [name for name in facts.metadata if isinstance(name, str)]
-    return ClientPolicy(
-        headers=tuple(name for name in facts.headers if name not in _SECRET_HEADERS),
-        metadata=tuple(metadata[:MAX_ENTRIES]),
-        body=BODY_FIELDS,
-        annotations=("",),
-    )
+def fill_request(message: service_pb2.EnrichRequest, pending: PendingRequest) -> None:
+    """Fills in a request of the stream, which has its engine."""
+    _fill_facts(message, pending.facts, pending.carriers)
+    message.engine_instance = name_instance(pending.engine.instance_id)
+    if pending.known_rank is not None:
+        message.known_rank = pending.known_rank
 
 
-def fill_request(
-    message: service_pb2.EnrichRequest,
-    facts: RequestFacts,
-    carried: Carried,
-    *,
-    engine_pb: types_pb2.EngineProfile,
-    router_rank: int | None,
-    known_rank: int | None,
-) -> None:
-    """Fills in the question about one request."""
+def _fill_facts(message: service_pb2.EnrichRequest, facts: RequestFacts, carriers: SelectedCarriers) -> None:
     message.request_id = facts.request_id
-    message.phase = int(facts.phase)  # type: ignore[assignment]
-    message.kind = int(facts.kind)  # type: ignore[assignment]
+    message.phase = _number(facts.phase)
+    message.kind = _number(facts.kind)
     message.model = facts.model
     message.tenant = facts.tenant
     message.prompt_tokens = facts.prompt_tokens
     message.traceparent = facts.traceparent
-    message.engine.CopyFrom(engine_pb)
-    if known_rank is not None:
-        message.known_rank = known_rank
-    if router_rank is not None:
-        message.hints.dp_rank = router_rank
-    if facts.router_prefill_rank is not None:
-        message.hints.prefill_dp_rank = facts.router_prefill_rank
-    _fill_identity(message.identity, facts, carried)
+    if facts.router_rank is not None:
+        message.hints.dp_rank = facts.router_rank
+    _fill_identity(message.identity, facts, carriers)
 
 
-def _fill_identity(identity: types_pb2.Identity, facts: RequestFacts, carried: Carried) -> None:
+def _fill_identity(identity: types_pb2.Identity, facts: RequestFacts, carriers: SelectedCarriers) -> None:
     identity.conversation_id = facts.conversation_id
     agent = facts.agent_context
     if agent is not None:
@@ -130,20 +93,20 @@ def _fill_identity(identity: types_pb2.Identity, facts: RequestFacts, carried: C
         identity.session_control.session_id = control.session_id
         identity.session_control.action = control.action
         identity.session_control.timeout = control.timeout
-    for name, value in (*carried.headers, *carried.passing_headers):
+    for name, value in (*carriers.headers, *carriers.per_request_headers):
         identity.headers[name] = value
-    for name, value in carried.metadata:
+    for name, value in carriers.metadata:
         identity.metadata[name] = value
-    for name, value in carried.body:
+    for name, value in carriers.body:
         identity.body[name] = value
-    identity.annotations.extend(carried.annotations)
+    identity.annotations.extend(carriers.annotations)
 
 
-def decode_answer(response: service_pb2.EnrichResponse) -> Answer:
-    """Returns the answer in a response; an unknown directive is FORWARD, as the contract says."""
+def decode_decision(response: service_pb2.EnrichResponse) -> Decision:
+    """Returns the decision in a response; an unknown directive is FORWARD, as the contract requires."""
     hints = response.hints
     directive = _DIRECTIVES.get(response.rank_directive, RankDirective.FORWARD)
-    return Answer(
+    return Decision(
         directive,
         Origin.SIDECAR,
         hints.conversation_id or None,
@@ -151,7 +114,7 @@ def decode_answer(response: service_pb2.EnrichResponse) -> Answer:
         hints.dp_rank if directive is RankDirective.PLACE and hints.HasField("dp_rank") else None,
         _SOURCES.get(response.source, IdentitySource.NONE),
         response.source_detail,
-        _DECISIONS.get(response.decision, Decision.NONE),
+        _PLACEMENT_STATES.get(response.placement, PlacementState.NONE),
         response.decision_id,
         response.conversation_hash,
         response.policy_revision,
@@ -174,7 +137,7 @@ def decode_policy(policy: service_pb2.ClientPolicy) -> ClientPolicy:
         metadata=tuple(policy.identity_metadata),
         body=tuple(policy.identity_body),
         annotations=tuple(policy.identity_annotations),
-        passing_headers=tuple(policy.passing_headers),
+        per_request_headers=tuple(policy.per_request_headers),
         log_plain_ids=policy.log_plain_ids,
     )
 
@@ -187,30 +150,40 @@ def _take_known(numbers: Iterable[int], known: tuple[IdentitySource, ...]) -> It
         yield source
 
 
-def encode_finish(
-    *,
-    request_id: str,
-    phase: Phase,
-    decision_id: str,
-    outcome: FinishOutcome,
-    applied_directive: RankDirective,
-    id_attached: bool,
-    local_reason: str,
-    observed_rank: int | None,
-    cached_tokens: int | None,
-) -> service_pb2.Finish:
-    """Returns the message for the end of one request; the stream adds what names it there."""
-    message = service_pb2.Finish(
-        request_id=request_id,
-        phase=int(phase),  # type: ignore[arg-type]
-        decision_id=decision_id,
-        outcome=int(outcome),  # type: ignore[arg-type]
-        applied_directive=int(applied_directive),  # type: ignore[arg-type]
-        id_attached=id_attached,
-        local_reason=local_reason,
+def encode_finish(record: PlanRecord, outcome: FinishOutcome) -> service_pb2.Finish:
+    """Returns the report that a plan's request ended; the queue adds what names its item."""
+    reason = (record.params.reason if record.params is not None else "") or record.reason
+    return service_pb2.Finish(
+        request_id=record.facts.request_id,
+        phase=_number(record.facts.phase),
+        decision_id=record.decision.decision_id,
+        outcome=_number(outcome),
+        applied_directive=_number(record.applied_directive),
+        id_attached=record.id_attached,
+        local_reason=reason,
+        observed_dp_rank=record.observation.rank,
+        cached_tokens=record.observation.cached_tokens,
     )
-    if observed_rank is not None:
-        message.observed_dp_rank = observed_rank
-    if cached_tokens is not None:
-        message.cached_tokens = cached_tokens
-    return message
+
+
+def encode_cancelled(facts: RequestFacts) -> service_pb2.Finish:
+    """Returns the report of a request whose caller was cancelled before there was a plan."""
+    return service_pb2.Finish(
+        request_id=facts.request_id,
+        phase=_number(facts.phase),
+        outcome=_number(FinishOutcome.CANCELLED),
+        local_reason=tokens.CANCELLED_WHILE_WAITING,
+    )
+
+
+@lru_cache(maxsize=MAX_ENGINES)
+def name_instance(instance_id: str) -> str:
+    """Returns an engine's name on the wire: its instance id, or a hash of one that does not fit."""
+    encoded = instance_id.encode(errors="surrogatepass")
+    is_fit = 0 < len(encoded) <= MAX_ID_BYTES and not any("\ud800" <= c <= "\udfff" for c in instance_id)
+    return instance_id if is_fit else blake2b(encoded, digest_size=16).hexdigest()
+
+
+def _number(member: int) -> Any:
+    """Returns the number as the contract's enum, which the generated stubs want by type."""
+    return int(member)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from worker_client._errors import ConfigurationError
-from worker_client._model import RankSource
+from routing_hints.address import DEFAULT_TARGET, parse_address
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
+from routing_hints.limits import MAX_ID_BYTES
+from routing_hints.vocabulary import RankSource
 
 T = TypeVar("T")
 
-MAX_WORKER_ID_BYTES = 256
-
 
 class Affinity(enum.Enum):
-    """Whether conversation affinity is used: as the engine's own config says, or as told."""
+    """Whether affinity is used: by the engine's config (AUTO), also if it is unknown (ON), or never (OFF)."""
 
     AUTO = "auto"
     ON = "on"
@@ -31,23 +31,23 @@ def _default_worker_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Everything that can be set about a client.
+    """The settings of a client.
 
     Attributes:
-        target: the sidecar, `unix:///path` or `tcp://host:port`.
-        affinity: the gate.
-        rank_source: who chooses the rank; unspecified leaves it to the engine profile.
-        known_timeout_s: seconds to wait for the sidecar where memory holds an answer.
-        unknown_timeout_s: seconds to wait where it does not.
+        target: the sidecar's address, `unix:///path` or `tcp://host:port`.
+        affinity: whether affinity is used.
+        rank_source: who chooses the rank; UNSPECIFIED leaves it to the engine profile.
+        known_timeout_s: seconds to wait for the sidecar if a decision for the conversation is remembered.
+        unknown_timeout_s: seconds to wait if none is.
         memory_entries: conversations remembered per process, 0 for none; about 0.5 kB each.
-        local_rule: whether structured carriers are resolved in the worker while the sidecar is silent.
-        worker_id: names this worker at the sidecar, at most 256 bytes.
+        local_rule: whether the worker resolves structured carriers itself while the sidecar is unavailable.
+        worker_id: this worker's name at the sidecar, at most 256 bytes.
 
     Raises:
-        ConfigurationError: a value is out of its range; names all that are.
+        ConfigurationError: values are out of range; has a problem for each.
     """
 
-    target: str = "unix:///run/routing-hints/sidecar.sock"
+    target: str = DEFAULT_TARGET
     affinity: Affinity = Affinity.AUTO
     rank_source: RankSource = RankSource.UNSPECIFIED
     known_timeout_s: float = 0.025
@@ -57,33 +57,33 @@ class ClientConfig:
     worker_id: str = field(default_factory=_default_worker_id)
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name} {expected}"
+        problems = [
+            ConfigurationProblem(name, expected)
             for name, parse, expected in (
-                ("target", _checked_target, "must be unix:///path or tcp://host:port"),
+                ("target", parse_address, "must be unix:///path or tcp://host:port"),
                 ("known_timeout_s", _positive_float, "must be a positive number"),
                 ("unknown_timeout_s", _positive_float, "must be a positive number"),
-                ("memory_entries", _count, "must be a whole number from 0"),
-                ("worker_id", _checked_worker_id, "must be text of at most 256 bytes"),
+                ("memory_entries", _count, "must be a whole number, at least 0"),
+                ("worker_id", _check_worker_id, "must be text of at most 256 bytes"),
             )
             if not _accepts(parse, getattr(self, name))
         ]
-        if faults:
-            raise ConfigurationError(faults)
+        if problems:
+            raise ConfigurationError(problems)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ClientConfig:
-        """Returns the settings of `environ`, by default of the process.
+        """Returns the settings of `environ`, by default the environment of the process.
 
-        Where ours are unset, Dynamo's `DYN_ENGINE_CONV_AFFINITY` (true, 1, yes, on) and
-        `DYN_ENGINE_CONV_AFFINITY_DP_RANK_SOURCE` (engine, dynamo) are honoured, with the meaning they
+        If ours are unset, Dynamo's `DYN_ENGINE_CONV_AFFINITY` (true, 1, yes, on) and
+        `DYN_ENGINE_CONV_AFFINITY_DP_RANK_SOURCE` (engine, dynamo) are honored, with the meaning they
         have in Dynamo's own worker. Source: dynamo.trtllm of Dynamo 1.6.1.
 
         Raises:
-            ConfigurationError: a value is malformed; names all that are.
+            ConfigurationError: values are malformed; has a problem for each.
         """
         environ = os.environ if environ is None else environ
-        faults: list[str] = []
+        problems: list[ConfigurationProblem] = []
 
         def read(name: str, parse: Callable[[str], T], expected: str) -> T | None:
             text = environ.get(name, "").strip()
@@ -92,7 +92,7 @@ class ClientConfig:
             try:
                 return parse(text)
             except (ValueError, KeyError):
-                faults.append(f"{name} must be {expected}")
+                problems.append(ConfigurationProblem(name, f"must be {expected}"))
                 return None
 
         affinity = read("ROUTING_HINTS_AFFINITY", lambda t: Affinity(t.lower()), "auto, on or off")
@@ -110,10 +110,10 @@ class ClientConfig:
             )
         known_ms = read("ROUTING_HINTS_KNOWN_TIMEOUT_MS", _positive_float, "a positive number")
         unknown_ms = read("ROUTING_HINTS_UNKNOWN_TIMEOUT_MS", _positive_float, "a positive number")
-        target = read("ROUTING_HINTS_TARGET", _checked_target, "unix:///path or tcp://host:port")
-        worker_id = read("ROUTING_HINTS_WORKER_ID", _checked_worker_id, "text of at most 256 bytes")
-        if faults:
-            raise ConfigurationError(faults)
+        target = read("ROUTING_HINTS_TARGET", _check_target, "unix:///path or tcp://host:port")
+        worker_id = read("ROUTING_HINTS_WORKER_ID", _check_worker_id, "text of at most 256 bytes")
+        if problems:
+            raise ConfigurationError(problems)
         settings: dict[str, Any] = {
             "target": target,
             "known_timeout_s": known_ms and known_ms / 1000,
@@ -147,26 +147,12 @@ def _count(value: int) -> int:
     return value
 
 
-def _checked_worker_id(text: str) -> str:
-    if len(text.encode()) > MAX_WORKER_ID_BYTES:
+def _check_worker_id(text: str) -> str:
+    if len(text.encode()) > MAX_ID_BYTES:
         raise ValueError(text)
     return text
 
 
-def _checked_target(text: str) -> str:
-    grpc_target(text)
+def _check_target(text: str) -> str:
+    parse_address(text)
     return text
-
-
-def grpc_target(target: str) -> str:
-    """Returns `target` as gRPC spells it.
-
-    Raises:
-        ValueError: it is neither `unix:///path` nor `tcp://host:port`.
-    """
-    scheme, separator, rest = target.partition("://")
-    if separator and scheme == "unix" and rest.startswith("/"):
-        return f"unix:{rest}"
-    if separator and scheme == "tcp" and rest.rpartition(":")[0] and rest.rpartition(":")[2].isdigit():
-        return rest
-    raise ValueError(target)

@@ -1,4 +1,4 @@
-"""What contradicts what in a worker's environment and its engine's arguments, and what to change."""
+"""Finds contradictions in a worker's environment and its engine's arguments, and advises what to change."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker_client._engine import AFFINITY_FIELD, KV_AWARE_FIELD, EngineProfile, field_names, read_field
-from worker_client._model import AdpRouter, EngineDialect
+from routing_hints.vocabulary import AdpRouter
+from worker_client._engine import EngineProfile
+from worker_client._engine_types import AFFINITY_FIELD, KV_AWARE_FIELD, list_field_names, read_field
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that contradicts something else or keeps affinity from acting, and what to change."""
+    """A contradiction, or something that keeps affinity from acting, and what to change."""
 
     problem: str
     change: str
 
 
 def compare_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields where this project's variables and Dynamo's say different things."""
+    """Yields the variables of this project whose values differ from those of Dynamo."""
     for ours, theirs, meanings in (
         ("ROUTING_HINTS_AFFINITY", "DYN_ENGINE_CONV_AFFINITY", {"true": "on", "1": "on", "yes": "on"}),
         ("ROUTING_HINTS_RANK_SOURCE", "DYN_ENGINE_CONV_AFFINITY_DP_RANK_SOURCE", {"dynamo": "router"}),
@@ -27,28 +28,28 @@ def compare_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
         our_value, their_value = (environ.get(name, "").strip().lower() for name in (ours, theirs))
         if our_value and their_value and our_value != meanings.get(their_value, their_value):
             yield Finding(
-                f"{ours}={our_value} and {theirs}={their_value} differ; the former counts here, Dynamo's own "
-                "handlers read the latter",
+                f"{ours}={our_value} and {theirs}={their_value} differ; this client uses the former, "
+                "Dynamo's own handlers the latter",
                 "unset one of them",
             )
 
 
 def compare_engine_args(args: Mapping[str, Any] | None, profile: EngineProfile) -> Iterator[Finding]:
-    """Yields what in the engine's arguments keeps its attention-DP router from doing what they ask for.
+    """Yields what in the engine's arguments keeps the configured attention-DP router from acting.
 
     Args:
-        args: the arguments of the engine's `LLM`, None where they are not known.
-        profile: what was detected from them.
+        args: the arguments of the engine's `LLM`; None if they are unknown.
+        profile: the profile detected from them.
     """
     if args is None:
-        yield Finding("the engine's arguments are not known here", "pass --engine-args")
+        yield Finding("the engine's arguments are unknown", "pass --engine-args")
         return
     adp_config = read_field(args, "attention_dp_config")
     pins, probes = (read_field(adp_config, name) is True for name in (AFFINITY_FIELD, KV_AWARE_FIELD))
-    known = field_names(profile.types.attention_dp_config)
-    for name in sorted(field_names(adp_config) - known) if known else ():
+    known = list_field_names(profile.types.attention_dp_config)
+    for name in sorted(list_field_names(adp_config) - known) if known else ():
         yield Finding(
-            f"the installed TensorRT-LLM has no attention_dp_config.{name} and refuses it", "remove it"
+            f"the installed TensorRT-LLM has no attention_dp_config.{name} and rejects it", "remove it"
         )
     if (pins or probes) and profile.adp_router is AdpRouter.DEFAULT:
         if read_field(args, "enable_attention_dp") is not True:
@@ -60,14 +61,16 @@ def compare_engine_args(args: Mapping[str, Any] | None, profile: EngineProfile) 
                 "the KV-cache-aware router needs block reuse, which is off", "set enable_block_reuse"
             )
         else:
-            yield Finding("attention DP has routers on the pytorch backend alone", "set backend to pytorch")
+            yield Finding("attention DP has routers only on the pytorch backend", "set backend to pytorch")
     if pins and probes:
         yield Finding(
             f"{AFFINITY_FIELD} and {KV_AWARE_FIELD} are both set; the former wins", "unset one of them"
         )
     if pins and profile.dp_size == 1:
         yield Finding(
-            "conversations are to be pinned to a rank, and there is one", "raise tensor_parallel_size"
+            "the config asks to pin conversations, but there is one rank", "raise tensor_parallel_size"
         )
-    if pins and profile.dialect is EngineDialect.RANK_ONLY and profile.version:
-        yield Finding("the engine is to pin conversations, and can't be told any", "use a newer TensorRT-LLM")
+    if pins and not profile.dialect.carries_conversation_id and profile.version:
+        yield Finding(
+            "the config asks to pin conversations, but no id can be sent", "use a newer TensorRT-LLM"
+        )

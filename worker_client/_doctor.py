@@ -1,4 +1,4 @@
-"""Says whether affinity can act on one leg of a worker, and if not, what to change."""
+"""Diagnoses whether affinity can act in one phase of a worker, and if not, what to change."""
 
 from __future__ import annotations
 
@@ -9,42 +9,38 @@ from typing import Any
 
 import grpc
 
-from worker_client import _stub, codec
-from worker_client._config import Affinity, ClientConfig, grpc_target
+from routing_hints import tokens
+from routing_hints.address import parse_address
+from routing_hints.vocabulary import Phase, RankDirective, RequestKind
+from worker_client import _codec, _stub
+from worker_client._config import Affinity, ClientConfig
 from worker_client._configuration_check import Finding, compare_engine_args, compare_variables
 from worker_client._engine import EngineProfile
 from worker_client._engine_params import EngineParams, assemble_params
 from worker_client._gate import apply_gate
 from worker_client._local_rule import resolve_locally
-from worker_client._model import (
-    Answer,
-    ClientPolicy,
-    Phase,
-    RankDirective,
-    RequestKind,
-)
-from worker_client._once_logger import advise
+from worker_client._model import ClientPolicy, Decision
 from worker_client._plan_reporter import explain_unattached
 from worker_client._request import AgentContext, RequestFacts, SessionControl
 
 _TIMEOUT_S = 5.0
-_MAX_PROBES = 200  # ids to try until one is within the policy's rollout
+_MAX_PROBES = 200  # ids to try until one is in the policy's rollout
 _HEADERS = ("x-dynamo-session-id", "x-session-id")
 _OWNERS = {
     RankDirective.WITHHOLD: "the engine's own router",
     RankDirective.PLACE: "the sidecar",
-    RankDirective.FORWARD: "the router in front where it chooses one, else the engine",
+    RankDirective.FORWARD: "the upstream router if it chooses one, else the engine",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found.
+    """The result of `diagnose`.
 
     Attributes:
-        facts: name and value, in the order to print.
-        findings: what is wrong; empty where all agrees.
-        can_act: whether a conversation's request on this leg keeps its rank by this project.
+        facts: names and values, in the order to print.
+        findings: what is wrong; empty if nothing is.
+        can_act: whether affinity can keep conversations on their rank in this phase.
     """
 
     facts: tuple[tuple[str, str], ...]
@@ -55,64 +51,64 @@ class Diagnosis:
 async def diagnose(
     config: ClientConfig, engine_args: Mapping[str, Any] | None, phase: Phase, environ: Mapping[str, str]
 ) -> Diagnosis:
-    """Returns the diagnosis of one leg, asking the sidecar once it is clear that somebody would.
+    """Returns the diagnosis of one phase; calls the sidecar only if a request of this engine would.
 
     Args:
         config: the worker's settings.
-        engine_args: the arguments of the engine's `LLM`; None where they are not known.
-        phase: the leg.
-        environ: what `config` was read from.
+        engine_args: the arguments of the engine's `LLM`; None if they are unknown.
+        phase: the worker's phase.
+        environ: the environment that `config` was read from.
     """
     profile = EngineProfile.detect(_Engine(engine_args) if engine_args is not None else None)
     gated = apply_gate(config, profile)
     facts = [*_describe_engine(profile), *_describe_settings(config, environ)]
     findings = [*compare_variables(environ), *compare_engine_args(engine_args, profile)]
-    if gated.fault:
-        findings.append(Finding(gated.fault, "make the setting and the engine's config agree"))
+    if gated.problem:
+        findings.append(Finding(gated.problem, "make the setting and the engine's config agree"))
     if config.affinity is Affinity.OFF:
         findings.append(
-            Finding("affinity is off: nothing is asked and nothing changed", "set it to auto or on")
+            Finding("affinity is off: no sidecar is called, no request changed", "set it to auto or on")
         )
     if gated.closed:
         return Diagnosis(tuple(facts), tuple(findings), can_act=False)
-    is_silent = False
+    is_unavailable = False
     with_id, without_id = (_make_facts(phase, session, gated.profile) for session in ("doctor", ""))
     try:
         async with grpc.aio.insecure_channel(
-            grpc_target(config.target), options=_stub.CHANNEL_OPTIONS
+            parse_address(config.target).grpc_target, options=_stub.CHANNEL_OPTIONS
         ) as channel:
             policy = await _stub.get_policy(channel, _TIMEOUT_S)
             if policy.last_error:
                 findings.append(
-                    Finding(f"the sidecar keeps an older policy: {policy.last_error}", "mend the policy file")
+                    Finding(f"the sidecar keeps an older policy: {policy.last_error}", "fix the policy file")
                 )
-            answer = await _ask(channel, with_id, gated.profile)
-            answer_without_id = await _ask(channel, without_id, gated.profile)
-            facts.append(("sidecar", f"answers, policy {policy.revision} ({policy.origin})"))
+            decision = await _explain(channel, with_id, gated.profile)
+            decision_without_id = await _explain(channel, without_id, gated.profile)
+            facts.append(("sidecar", f"available, policy {policy.revision} ({policy.origin})"))
     except grpc.aio.AioRpcError as error:
         reason = _stub.describe_status(error.code(), error.details() or "")
-        is_silent = True
-        facts.append(("sidecar", f"does not answer ({reason}); the worker's own rule decides"))
-        findings.append(Finding(f"the sidecar does not answer: {reason}", advise(reason)))
-        answer = resolve_locally(with_id, gated.profile, ClientPolicy())
-        answer_without_id = resolve_locally(without_id, gated.profile, ClientPolicy())
-    params = _assemble(answer, gated.profile)
+        is_unavailable = True
+        facts.append(("sidecar", f"unavailable ({reason}); the local rule decides"))
+        findings.append(Finding(f"the sidecar is unavailable: {reason}", tokens.advise(reason)))
+        decision = resolve_locally(with_id, gated.profile, ClientPolicy())
+        decision_without_id = resolve_locally(without_id, gated.profile, ClientPolicy())
+    params = _assemble(decision, gated.profile)
     acts = params.id_attached or params.applied_directive is not RankDirective.FORWARD
     if not acts:
-        reason = params.reason or next(iter(answer.notices), "") or explain_unattached(gated.profile)
+        reason = params.reason or next(iter(decision.notices), "") or explain_unattached(gated.profile)
         findings.append(
             Finding(f"no id is attached and no rank placed: {reason}", _advise(reason, engine_args))
         )
     facts += [
         ("with a conversation", _describe_params(params)),
-        ("without one", _describe_params(_assemble(answer_without_id, gated.profile))),
+        ("without one", _describe_params(_assemble(decision_without_id, gated.profile))),
         ("owner of the rank", f"{_OWNERS[params.applied_directive]}, on {phase.name.lower()}"),
     ]
-    return Diagnosis(tuple(facts), tuple(findings), can_act=acts and not is_silent)
+    return Diagnosis(tuple(facts), tuple(findings), can_act=acts and not is_unavailable)
 
 
 class _Engine:
-    """An engine that is not running: its arguments alone."""
+    """Stands for an engine that is not running, by its arguments."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         self.args = args
@@ -160,29 +156,29 @@ def _name_session(facts: RequestFacts, session: str) -> None:
     facts.headers = dict.fromkeys(_HEADERS, session)
 
 
-async def _ask(channel: grpc.aio.Channel, facts: RequestFacts, engine: EngineProfile) -> Answer:
-    """Returns what the sidecar would say; of a conversation that its rollout includes, if it has one."""
+async def _explain(channel: grpc.aio.Channel, facts: RequestFacts, engine: EngineProfile) -> Decision:
+    """Returns the sidecar's decision, for a conversation in its rollout if `facts` names one."""
     for number in range(_MAX_PROBES):
         if facts.conversation_id:
             facts = copy.copy(facts)
             _name_session(facts, f"doctor-conversation-{number:04}")
-        message = codec.encode_request(facts, ClientPolicy(headers=_HEADERS), engine)
-        answer = codec.decode_answer((await _stub.explain(channel, message, _TIMEOUT_S)).answer)
-        if not facts.conversation_id or "outside-rollout" not in answer.notices:
+        message = _codec.encode_request(facts, ClientPolicy(headers=_HEADERS), engine)
+        decision = _codec.decode_decision((await _stub.explain(channel, message, _TIMEOUT_S)).decision)
+        if not facts.conversation_id or tokens.OUTSIDE_ROLLOUT not in decision.notices:
             break
-    return answer
+    return decision
 
 
-def _assemble(answer: Answer, engine: EngineProfile) -> EngineParams:
-    """Returns the parameters that a request would get whose worker passes `DisaggregatedParams`."""
+def _assemble(decision: Decision, engine: EngineProfile) -> EngineParams:
+    """Returns the parameters of a request whose worker passes `DisaggregatedParams`."""
     params = None
     if engine.types.disaggregated_params is not None:
         params = engine.types.disaggregated_params(request_type="context_only")
     rank = 0 if engine.dp_size != 1 else None
-    return assemble_params(answer, engine, router_rank=rank, disaggregated_params=params)
+    return assemble_params(decision, engine, router_rank=rank, disaggregated_params=params)
 
 
 def _advise(reason: str, engine_args: Mapping[str, Any] | None) -> str:
-    if reason == "adp-router-unknown" and engine_args is None:
+    if reason == tokens.ADP_ROUTER_UNKNOWN and engine_args is None:
         return "pass --engine-args"
-    return advise(reason)
+    return tokens.advise(reason)

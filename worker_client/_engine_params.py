@@ -1,4 +1,4 @@
-"""Turns an answer into keyword arguments of `LLM.generate_async`, in the dialect of the installed release.
+"""Turns a decision into keyword arguments of `LLM.generate_async`, in the dialect of the installed release.
 
 Objects that the caller gives are copied, never built anew: `dataclasses.replace` would run their validation
 again on values that only the engine may set. Whatever goes wrong here ends in parameters that forward what
@@ -11,8 +11,11 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+from routing_hints import tokens
+from routing_hints.vocabulary import AdpRouter, RankDirective
+from worker_client._dialect import Attachment, find_adapter
 from worker_client._engine import EngineProfile
-from worker_client._model import AdpRouter, Answer, EngineDialect, RankDirective
+from worker_client._model import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class EngineParams:
         applied_directive: what was done with the rank.
         id_attached: whether the conversation id is in `kwargs`.
         rank: the attention-DP rank that `kwargs` force, None if they force none.
-        reason: why this differs from the answer, a reason token; empty if it does not.
+        reason: why this differs from the decision, a reason token; empty if it does not.
     """
 
     kwargs: dict[str, Any]
@@ -36,7 +39,7 @@ class EngineParams:
 
 
 def assemble_params(
-    answer: Answer,
+    decision: Decision,
     engine: EngineProfile,
     *,
     router_rank: int | None,
@@ -47,7 +50,7 @@ def assemble_params(
     """Returns the engine parameters for one request. Never raises.
 
     Args:
-        answer: what is to be done.
+        decision: what is to be done.
         engine: the engine that will run the request.
         router_rank: the rank that the router chose, within the engine's range; None if it chose none.
         keeps_given_id: whether an id in the caller's object stays, as without this library; by default it
@@ -56,33 +59,24 @@ def assemble_params(
         scheduling_params: likewise.
     """
     attachment = (
-        _Attachment(disaggregated_params) if keeps_given_id else _attach(answer, engine, disaggregated_params)
+        Attachment(disaggregated_params)
+        if keeps_given_id
+        else find_adapter(engine.dialect).attach(decision.conversation_id, engine.types, disaggregated_params)
     )
-    directive = answer.directive
-    reason = attachment.reason
-    if (
-        directive is RankDirective.WITHHOLD
-        and not attachment.id_attached
-        and engine.adp_router is not AdpRouter.KV_CACHE_AWARE
-    ):
-        directive = RankDirective.FORWARD  # without the id the engine would pin nothing
-    if directive is RankDirective.PLACE and not is_rank_valid(answer.dp_rank, engine):
-        directive, reason = RankDirective.FORWARD, "placed-rank-out-of-range"
-    subagent_key = None
-    if attachment.id_attached and engine.subagent_affinity and answer.affinity_key != answer.conversation_id:
-        subagent_key = answer.affinity_key
+    directive, reason = _limit_directive(decision, engine, attachment)
     schedule = _Schedule(engine, scheduling_params)
     if directive is RankDirective.PLACE:
-        schedule.set_rank(answer.dp_rank, relax=True)
+        schedule.set_rank(decision.dp_rank, relax=True)
     elif directive is RankDirective.WITHHOLD:
         schedule.set_rank(None, relax=True)
     elif schedule.rank is not None and not is_rank_valid(schedule.rank, engine):
         schedule.set_rank(None, relax=True)
-        reason = reason or "given-rank-out-of-range"
+        reason = reason or tokens.GIVEN_RANK_OUT_OF_RANGE
     elif schedule.rank is None and router_rank is not None:
         schedule.set_rank(router_rank, relax=False)
-    if subagent_key is not None:
-        schedule.set_subagent_key(subagent_key)
+    is_subagent = decision.affinity_key is not None and decision.affinity_key != decision.conversation_id
+    if attachment.id_attached and engine.subagent_affinity and is_subagent:
+        schedule.set_subagent_key(decision.affinity_key)
     built, schedule_reason = schedule.build()
     rank = getattr(built, "attention_dp_rank", None)
     if schedule_reason and (directive is RankDirective.PLACE or rank is not None):
@@ -99,55 +93,28 @@ def assemble_params(
     )
 
 
+def _limit_directive(
+    decision: Decision, engine: EngineProfile, attachment: Attachment
+) -> tuple[RankDirective, str]:
+    """Returns what is done with the rank, and why that differs from the decision."""
+    directive, reason = decision.directive, attachment.reason
+    needs_id = engine.adp_router is not AdpRouter.KV_CACHE_AWARE
+    if directive is RankDirective.WITHHOLD and needs_id and not attachment.id_attached:
+        return RankDirective.FORWARD, reason  # without the id the engine would pin nothing
+    if directive is RankDirective.PLACE and not is_rank_valid(decision.dp_rank, engine):
+        return RankDirective.FORWARD, tokens.PLACED_RANK_OUT_OF_RANGE
+    return directive, reason
+
+
 def is_rank_valid(rank: object, engine: EngineProfile) -> bool:
     """Returns whether the engine has an attention-DP rank `rank`.
 
-    The engine's default router indexes by the rank without a check, in the executor loop of every rank, so
-    a bad one would end the engine. Source: `DefaultADPRouter.route_requests` of NVIDIA/TensorRT-LLM.
+    The engine's default router indexes by the rank without a check, in the executor loop of every rank, so a
+    bad one would end the engine. Source: `DefaultADPRouter.route_requests` of NVIDIA/TensorRT-LLM.
     """
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
         return False
     return engine.dp_size == 0 or rank < engine.dp_size
-
-
-@dataclass(slots=True)
-class _Attachment:
-    disaggregated_params: Any
-    conversation_params: Any = None
-    id_attached: bool = False
-    reason: str = ""
-
-
-def _attach(answer: Answer, engine: EngineProfile, disaggregated_params: Any) -> _Attachment:
-    """Returns the id in the engine's dialect, and the caller's object free of any other id."""
-    result = _Attachment(disaggregated_params)
-    conversation_id = answer.conversation_id
-    speaks_disaggregated = engine.dialect is EngineDialect.DISAGGREGATED_PARAMS
-    if conversation_id is not None:
-        if engine.dialect is EngineDialect.CONVERSATION_PARAMS and engine.types.conversation_params:
-            try:
-                result.conversation_params = engine.types.conversation_params(conversation_id=conversation_id)
-                result.id_attached = True
-            except Exception:  # noqa: BLE001  the engine's own validation may raise anything
-                result.reason = "engine-refused-id"
-        elif not speaks_disaggregated:
-            result.reason = "dialect-cannot-carry-id"
-        elif disaggregated_params is None:
-            result.reason = "no-disaggregated-params"
-    if disaggregated_params is None or not hasattr(disaggregated_params, "conversation_id"):
-        if speaks_disaggregated and conversation_id is not None and disaggregated_params is not None:
-            result.reason = "no-disaggregated-params"
-        return result
-    wanted = conversation_id if speaks_disaggregated else None
-    try:
-        if disaggregated_params.conversation_id != wanted:
-            result.disaggregated_params = copy.copy(disaggregated_params)
-            result.disaggregated_params.conversation_id = wanted
-        result.id_attached = result.id_attached or wanted is not None
-    except Exception:  # noqa: BLE001  a foreign object may refuse to be copied or set
-        result.disaggregated_params = disaggregated_params
-        result.reason = "engine-refused-id"
-    return result
 
 
 class _Schedule:
@@ -164,7 +131,7 @@ class _Schedule:
             return
         self._changes |= {"attention_dp_rank": rank, "attention_dp_relax": relax}
 
-    def set_subagent_key(self, key: str) -> None:
+    def set_subagent_key(self, key: str | None) -> None:
         self._changes["subagent_affinity_id"] = key
 
     def build(self) -> tuple[Any, str]:
@@ -187,10 +154,10 @@ class _Schedule:
                     setattr(built, name, value)
                 return built, ""
             if self._type is None:
-                return None, "tensorrt-llm-not-importable"
+                return None, tokens.TENSORRT_LLM_NOT_IMPORTABLE
             return self._type(**{"attention_dp_relax": True, **changes}), ""
         except Exception:  # noqa: BLE001  the engine's own validation may raise anything
-            return given, "engine-refused-schedule"
+            return given, tokens.ENGINE_REFUSED_SCHEDULE
 
 
 _UNSET = object()

@@ -1,65 +1,64 @@
-"""Whether affinity is used on an engine: the operator's settings held against the engine's own config."""
+"""Decides whether affinity is used on an engine, by the operator's settings and the engine's own config."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from routing_hints import tokens
+from routing_hints.vocabulary import AdpRouter, RankSource
 from worker_client._config import Affinity, ClientConfig
-from worker_client._engine import EngineProfile, with_gate
-from worker_client._model import AdpRouter, EngineDialect, RankSource
-
-OFF = "gate-off"
+from worker_client._engine import EngineProfile
 
 
 @dataclass(frozen=True, slots=True)
 class GatedEngine:
-    """An engine as requests are to see it.
+    """An engine's profile after the operator's settings were applied.
 
     Attributes:
         profile: the profile with the operator's settings filled in.
-        closed: why no request of this engine is asked about, a reason token; empty if they are.
-        fault: what is wrong with the settings on this engine, for people; empty if nothing is.
-        is_fault_fatal: whether `fault` means that a setting can never act.
-        is_affinity_wanted: whether the operator or the engine's config asks for affinity, so that an id that
-            is not attached deserves a warning.
+        closed: why the sidecar is not called for this engine, as a reason token; empty if it is.
+        problem: what is wrong with the settings on this engine, as text; empty if nothing is.
+        is_problem_fatal: whether `problem` means that a setting can never act.
+        is_affinity_wanted: whether the operator or the engine's config enables affinity, so that an id that
+            is not attached is worth a warning.
     """
 
     profile: EngineProfile
     closed: str = ""
-    fault: str = ""
-    is_fault_fatal: bool = False
+    problem: str = ""
+    is_problem_fatal: bool = False
     is_affinity_wanted: bool = False
 
 
 def apply_gate(config: ClientConfig, profile: EngineProfile) -> GatedEngine:
     """Returns `profile` under the settings of `config`. Pure.
 
-    `on` fills in a config that could not be read; against a config that says no it loses, so that a shared
-    environment can't switch affinity on for an engine that has it off. Placement by the sidecar needs neither
-    the engine's router nor its dialect, so `on` asks for nothing more there.
+    `on` fills in a config that could not be read. A config without affinity overrides it, so that a shared
+    environment can't enable affinity for an engine that has it off. Placement by the sidecar needs neither
+    the engine's router nor its dialect, so `on` has no effect there.
     """
     if config.affinity is Affinity.OFF:
-        return GatedEngine(profile, closed=OFF)
+        return GatedEngine(profile, closed=tokens.GATE_OFF)
     rank_source = config.rank_source or profile.rank_source
     router = profile.adp_router
-    fault = ""
+    problem = ""
     if config.affinity is Affinity.ON and rank_source is not RankSource.SIDECAR:
-        if profile.dialect is EngineDialect.RANK_ONLY:
-            fault = "affinity is on, but the installed TensorRT-LLM can't be told a conversation id"
-        elif router in (AdpRouter.UNKNOWN, AdpRouter.UNSPECIFIED):
+        if not profile.dialect.carries_conversation_id:
+            problem = "affinity is on, but the installed TensorRT-LLM takes no conversation id"
+        elif not router.is_known:
             router = AdpRouter.CONVERSATION
         elif router is not AdpRouter.CONVERSATION:
-            fault = (
+            problem = (
                 "affinity is on, but the engine's attention_dp_config does not set "
                 "kv_cache_routing_conversation_affinity; its config wins"
             )
-    gated = with_gate(profile, router, rank_source)
+    gated = replace(profile, adp_router=router, rank_source=rank_source)
     fatal = _find_dead_setting(gated)
     return GatedEngine(
         gated,
-        closed="setting-cannot-act" if fatal else "",
-        fault=fatal or fault,
-        is_fault_fatal=bool(fatal),
+        closed=tokens.SETTING_CANNOT_ACT if fatal else "",
+        problem=fatal or problem,
+        is_problem_fatal=bool(fatal),
         is_affinity_wanted=config.affinity is Affinity.ON
         or router is AdpRouter.CONVERSATION
         or rank_source is RankSource.SIDECAR
@@ -77,6 +76,6 @@ def _find_dead_setting(profile: EngineProfile) -> str:
     if profile.adp_router is AdpRouter.CONVERSATION and not profile.records_first_rank:
         return (
             "rank source is sidecar, but the engine's conversation router does not record an explicit first "
-            "rank; use rank source engine, or say records_first_rank if it does"
+            "rank; use rank source engine, or set records_first_rank if it does"
         )
     return ""

@@ -1,6 +1,6 @@
-"""A bounded map that forgets what was used longest ago.
+"""A bounded map that evicts the least recently used entry.
 
-By hand because a worker's base install is grpcio, protobuf and structlog alone.
+Written by hand because the base install in a worker is only grpcio, protobuf and structlog.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ class LruMap(Generic[K, V]):
         self._entries: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """Returns the value of `key` and marks it as used, None if it is not held."""
+        """Returns the value of `key` and marks it as used; None if there is none."""
         value = self._entries.get(key)
         if value is not None:
             self._entries.move_to_end(key)
         return value
 
     def put(self, key: K, value: V) -> None:
-        """Holds `value` for `key`, forgetting the entry used longest ago where there is no room."""
+        """Sets the value of `key`; evicts the least recently used entry if the map is full."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         if len(self._entries) > self._max_entries:
             self._entries.popitem(last=False)
+
+    def discard(self, key: K) -> None:
+        """Removes `key` if it is there."""
+        self._entries.pop(key, None)
 
     def __len__(self) -> int:
         return len(self._entries)

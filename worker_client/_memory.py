@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from routing_hints.vocabulary import AdpRouter, PlacementState, RankDirective
 from worker_client._engine import EngineProfile
 from worker_client._lru_map import LruMap
-from worker_client._model import AdpRouter, Answer, ClientPolicy, Decision, Origin, RankDirective
+from worker_client._model import ClientPolicy, Decision, Origin
 from worker_client._request import RequestFacts
-from worker_client._selected_carriers import Carried
+from worker_client._selected_carriers import SelectedCarriers
 
 MemoryKey = bytes
 
 
 @dataclass(slots=True)
 class _Entry:
-    answer: Answer
+    decision: Decision
     is_pinned_by_engine: bool
     bound_rank: int | None
 
@@ -30,18 +31,18 @@ class Memory:
     def holds(self, key: MemoryKey, policy: ClientPolicy) -> bool:
         """Returns whether `recall` has an answer."""
         entry = self._entries.get(key)
-        return entry is not None and entry.answer.policy_revision == policy.revision
+        return entry is not None and entry.decision.policy_revision == policy.revision
 
-    def recall(self, key: MemoryKey, policy: ClientPolicy) -> Answer | None:
+    def recall(self, key: MemoryKey, policy: ClientPolicy) -> Decision | None:
         """Returns what an earlier answer says about the conversation's next request.
 
         None if there is none under `key` that `policy` still allows. A rank placed on an engine whose own
         router pins was for the first turn only: from then on the engine's binding decides.
         """
         entry = self._entries.get(key)
-        if entry is None or entry.answer.policy_revision != policy.revision:
+        if entry is None or entry.decision.policy_revision != policy.revision:
             return None
-        lasting = replace(entry.answer, origin=Origin.MEMORY, decision=Decision.NONE, decision_id="")
+        lasting = replace(entry.decision, origin=Origin.MEMORY, placement=PlacementState.NONE, decision_id="")
         if entry.is_pinned_by_engine:
             return replace(lasting, directive=RankDirective.WITHHOLD, dp_rank=None)
         return lasting
@@ -51,19 +52,19 @@ class Memory:
         entry = self._entries.get(key)
         return entry.bound_rank if entry is not None else None
 
-    def remember(self, key: MemoryKey, answer: Answer, engine: EngineProfile) -> None:
+    def remember(self, key: MemoryKey, decision: Decision, engine: EngineProfile) -> None:
         """Keeps an answer for the conversation's next request."""
-        if not answer.conversation_hash:
+        if not decision.conversation_hash:
             return
-        placed = answer.directive is RankDirective.PLACE
-        bound_rank = answer.dp_rank
-        if answer.directive is RankDirective.WITHHOLD:
+        placed = decision.directive is RankDirective.PLACE
+        bound_rank = decision.dp_rank
+        if decision.directive is RankDirective.WITHHOLD:
             bound_rank = self.bound_rank(key)  # kept where it was placed
         pinned = placed and engine.adp_router is AdpRouter.CONVERSATION
-        self._entries.put(key, _Entry(answer, pinned, bound_rank))
+        self._entries.put(key, _Entry(decision, pinned, bound_rank))
 
 
-def make_key(facts: RequestFacts, engine: EngineProfile, carried: Carried) -> MemoryKey:
+def make_key(facts: RequestFacts, engine: EngineProfile, carriers: SelectedCarriers) -> MemoryKey:
     """Returns what tells this conversation on this leg from all others.
 
     A hash over everything that can change the sidecar's answer, and nothing that changes with each
@@ -79,9 +80,9 @@ def make_key(facts: RequestFacts, engine: EngineProfile, carried: Carried) -> Me
         agent
         and (agent.session_id, agent.parent_session_id, agent.trajectory_id, agent.parent_trajectory_id),
         control and control.session_id,
-        carried.headers,  # with their names, which another policy might not read
-        carried.metadata,
-        carried.body,
-        carried.annotations,
+        carriers.headers,  # with their names, which another policy might not read
+        carriers.metadata,
+        carriers.body,
+        carriers.annotations,
     )
     return blake2b(repr(parts).encode(), digest_size=16).digest()

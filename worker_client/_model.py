@@ -5,103 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-
-class Phase(enum.IntEnum):
-    """The leg of disaggregated serving that asks."""
-
-    UNSPECIFIED = 0
-    PREFILL = 1
-    DECODE = 2
-    AGGREGATED = 3
-
-
-class RequestKind(enum.IntEnum):
-    """What a request is for; only normal requests are decided about."""
-
-    UNSPECIFIED = 0
-    NORMAL = 1
-    HEALTH_CHECK = 2
-    WARMUP = 3
-
-
-class EngineDialect(enum.IntEnum):
-    """How the installed TensorRT-LLM release can be told a conversation id."""
-
-    UNSPECIFIED = 0
-    RANK_ONLY = 1
-    DISAGGREGATED_PARAMS = 2
-    CONVERSATION_PARAMS = 3
-
-
-class AdpRouter(enum.IntEnum):
-    """Which attention-DP router the engine's configuration selects."""
-
-    UNSPECIFIED = 0
-    UNKNOWN = 1
-    DEFAULT = 2
-    KV_CACHE_AWARE = 3
-    CONVERSATION = 4
-
-
-class RankSource(enum.IntEnum):
-    """Who chooses the attention-DP rank; unspecified where the operator did not say."""
-
-    UNSPECIFIED = 0
-    ENGINE = 1
-    ROUTER = 2
-    SIDECAR = 3
-
-
-class RankDirective(enum.IntEnum):
-    """What is done with the attention-DP rank."""
-
-    UNSPECIFIED = 0
-    FORWARD = 1
-    WITHHOLD = 2
-    PLACE = 3
-
-
-class IdentitySource(enum.IntEnum):
-    """The class of the carrier that a conversation's identity came from."""
-
-    UNSPECIFIED = 0
-    CONVERSATION_ID = 1
-    AGENT_CONTEXT = 2
-    SESSION_CONTROL = 3
-    HEADER = 4
-    METADATA = 5
-    BODY = 6
-    ANNOTATION = 7
-    BAGGAGE = 8
-    NONE = 9
-
-
-class Decision(enum.IntEnum):
-    """What the sidecar's placement table knew of the conversation."""
-
-    UNSPECIFIED = 0
-    NEW = 1
-    RETAINED = 2
-    MOVED = 3
-    NONE = 4
-
-
-class FinishOutcome(enum.IntEnum):
-    """How an engine request ended."""
-
-    UNSPECIFIED = 0
-    COMPLETED = 1
-    FAILED = 2
-    CANCELLED = 3
-
-
-class IdScope(enum.IntEnum):
-    """How the sidecar keeps session ids of different tenants apart."""
-
-    UNSPECIFIED = 0
-    OFF = 1
-    WEAK = 2
-    ALL = 3
+from routing_hints.vocabulary import IdentitySource, IdScope, PlacementState, RankDirective
 
 
 class Origin(enum.Enum):
@@ -114,7 +18,7 @@ class Origin(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Decision:
     """What is to be done with one request.
 
     Attributes:
@@ -128,7 +32,7 @@ class Answer:
         decision: what the placement table knew.
         decision_id: names the decision at the sidecar; empty if it made none in time.
         conversation_hash: names the conversation in logs; empty without an identity.
-        policy_revision: the sidecar policy behind the answer; empty if none was ever seen.
+        policy_revision: the sidecar policy behind the decision; empty if none was ever received.
         notices: tokens of docs/reference.md, most important first.
     """
 
@@ -139,7 +43,7 @@ class Answer:
     dp_rank: int | None = None
     source: IdentitySource = IdentitySource.NONE
     source_detail: str = ""
-    decision: Decision = Decision.NONE
+    placement: PlacementState = PlacementState.NONE
     decision_id: str = ""
     conversation_hash: str = ""
     policy_revision: str = ""
@@ -157,8 +61,8 @@ class ClientPolicy:
         local_sources: carriers that the client may resolve alone, in order.
         scope: which ids the sidecar would derive because of their tenant.
         headers, metadata, body, annotations: names (annotations: prefixes) of the carriers that can
-            change an answer; they make the key of the client's memory.
-        passing_headers: names of headers that are sent as well, and change with each request.
+            change a decision; they make the key of the client's memory.
+        per_request_headers: names of headers that are sent as well, and change with each request.
         log_plain_ids: whether raw ids may be logged.
     """
 
@@ -173,5 +77,5 @@ class ClientPolicy:
     metadata: tuple[str, ...] = ()
     body: tuple[str, ...] = ()
     annotations: tuple[str, ...] = ()
-    passing_headers: tuple[str, ...] = ()
+    per_request_headers: tuple[str, ...] = ()
     log_plain_ids: bool = False

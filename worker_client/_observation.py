@@ -1,4 +1,4 @@
-"""What the engine reports of where a request ran, and whether a conversation stays where it was."""
+"""The rank and cached tokens that an engine reports, and whether conversations keep their rank."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
+from routing_hints.vocabulary import Phase
 from worker_client._lru_map import LruMap
-from worker_client._model import Phase
 from worker_client._request import MAX_RANK
 from worker_client._untrusted_input import as_count, as_mapping, dig
 
@@ -16,8 +16,8 @@ _MIN_SAMPLES = 8
 _MOVED_SHARE = 0.5
 
 
-class Effect(enum.Enum):
-    """A conversation's rank, held against the one observed the time before."""
+class RankChange(enum.Enum):
+    """A conversation's observed rank compared with the previously observed one."""
 
     FIRST = "first"
     SAME = "same"
@@ -27,7 +27,7 @@ class Effect(enum.Enum):
 
 @dataclass(slots=True)
 class Observation:
-    """What was seen of one request.
+    """What the engine reported about one request.
 
     Attributes:
         rank: attention-DP rank that computed the prompt, None if not reported.
@@ -40,11 +40,11 @@ class Observation:
     instance: str = ""
 
     def read(self, output: object) -> None:
-        """Takes what an engine output or a worker's response chunk reports. May raise on odd objects.
+        """Reads an engine output or a response chunk of a worker. May raise on unexpected objects.
 
         Args:
             output: TensorRT-LLM's `RequestOutput`, or a mapping in the shape of Dynamo's chunks. The rank is
-                `disaggregated_params.ctx_dp_rank`, which the context phase alone fills in.
+                `disaggregated_params.ctx_dp_rank`, which only the context phase sets.
         """
         chunk = as_mapping(output)
         if chunk:
@@ -62,12 +62,12 @@ class Observation:
 
 
 class RankTracker:
-    """Follows each conversation's rank over its turns, per leg.
+    """Follows each conversation's rank over its turns, per phase.
 
-    `is_moving` holds once most of the latest returns of a leg were to another rank: a few moves are
-    normal, since an engine lets a full rank overflow. Only turns of which the engine was told the
-    conversation on both occasions count as returns, and only those to the same engine start: another one,
-    behind a router that is not sticky or after a restart, was never asked to honour anything.
+    `is_moving` holds once most of the latest returns of a phase were to another rank; a few moves are normal,
+    since an engine moves requests away from a full rank. A turn counts as a return only if the engine got the
+    id or a placed rank in it and in the turn before, and only within one engine start: another one, behind a
+    router that is not sticky or after a restart, has nothing to return to.
     """
 
     def __init__(self, max_conversations: int) -> None:
@@ -75,24 +75,27 @@ class RankTracker:
         self._returns: dict[Phase, deque[bool]] = {}
 
     def track(
-        self, phase: Phase, conversation_hash: str, observation: Observation, *, is_engine_told: bool
-    ) -> Effect:
-        """Returns how this turn's rank compares with the turn before, and remembers it."""
+        self, phase: Phase, conversation_hash: str, observation: Observation, *, is_directed: bool
+    ) -> RankChange:
+        """Compares this turn's rank with the previous turn's, and remembers it.
+
+        `is_passed` is whether the engine got the conversation's id or a placed rank with this turn.
+        """
         if observation.rank is None or not conversation_hash:
-            return Effect.UNKNOWN
+            return RankChange.UNKNOWN
         key = (phase, conversation_hash)
         before = self._last.get(key)
-        self._last.put(key, (observation.instance, observation.rank, is_engine_told))
+        self._last.put(key, (observation.instance, observation.rank, is_directed))
         if before is None:
-            return Effect.FIRST
-        instance, rank, was_engine_told = before
+            return RankChange.FIRST
+        instance, rank, was_directed = before
         is_same = (instance, rank) == (observation.instance, observation.rank)
-        if is_engine_told and was_engine_told and instance == observation.instance:
+        if is_directed and was_directed and instance == observation.instance:
             self._returns.setdefault(phase, deque(maxlen=_WINDOW)).append(is_same)
-        return Effect.SAME if is_same else Effect.MOVED
+        return RankChange.SAME if is_same else RankChange.MOVED
 
     def is_moving(self, phase: Phase) -> bool:
-        """Returns whether this leg's conversations keep moving."""
+        """Returns whether the conversations of a phase keep moving to other ranks."""
         returns = self._returns.get(phase, ())
         moved = sum(1 for stayed in returns if not stayed)
         return len(returns) >= _MIN_SAMPLES and moved >= len(returns) * _MOVED_SHARE

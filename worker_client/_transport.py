@@ -1,6 +1,6 @@
 """The one stream between a worker and its sidecar.
 
-One writer task and one reader task own the call; request tasks only put a question into a queue and wait for
+One writer task and one reader task own the call; request tasks only put a request into a queue and wait for
 their own future. Cancelling a task inside the call's own read or write would end the stream for everybody.
 What is in the queue when the writer comes by travels in one message, so that requests which arrive together
 travel together and a single one waits for nothing.
@@ -14,44 +14,59 @@ from importlib.metadata import PackageNotFoundError, version
 
 import grpc
 
+from routing_hints import tokens
+from routing_hints.address import parse_address
+from routing_hints.metrics import MetricStore
 from routing_hints.v1 import service_pb2
-from worker_client import _stub, codec, unary
-from worker_client._call import Question
-from worker_client._circuit_breaker import Silence
-from worker_client._config import ClientConfig, grpc_target
-from worker_client._model import Answer, ClientPolicy
-from worker_client._once_logger import Announcer
-from worker_client._send_queue import MAX_BATCH_FINISHES, Mailbox
-from worker_client._stats import Stats
+from worker_client import _codec, _metrics, _stub
+from worker_client._circuit_breaker import CircuitBreaker
+from worker_client._config import ClientConfig
+from worker_client._model import ClientPolicy, Decision
+from worker_client._once_logger import OnceLogger
+from worker_client._pending_request import PendingRequest
+from worker_client._send_queue import MAX_BATCH_FINISHES, SendQueue
 
+_ENGINE_INSTANCE = "engine_instance"
+_ERROR_CODES = {
+    service_pb2.ERROR_CODE_INVALID_ARGUMENT: "invalid_argument",
+    service_pb2.ERROR_CODE_INTERNAL: "internal",
+}
 _FINISH_DELAY_S = 0.05
-"""How long the end of a request waits for a message that goes out anyway."""
+"""How long a finish report waits for a message that goes out anyway."""
 _PAUSE_AFTER_LOSS_S = 0.25
 _CLOSE_TIMEOUT_S = 1.0
 
 
 class Transport:
-    """Carries questions, answers and ends of requests; reconnects by itself and never raises.
+    """Carries requests, decisions and finish reports; reconnects by itself and never raises.
 
-    Attributes:
-        policy: the sidecar's policy, as last heard.
+    Args:
+        config: the settings.
+        store: counts.
+        once_logger: logs outages.
+        get_policy: gives the policy by which requests are sent.
+        on_policy: receives each policy of the sidecar.
+        on_decision: receives each decision, in time or not.
     """
 
     def __init__(
         self,
         config: ClientConfig,
+        store: MetricStore,
+        once_logger: OnceLogger,
         *,
-        stats: Stats,
-        announcer: Announcer,
-        on_answer: Callable[[Question, Answer], None],
+        get_policy: Callable[[], ClientPolicy],
+        on_policy: Callable[[ClientPolicy], None],
+        on_decision: Callable[[PendingRequest, Decision], None],
     ) -> None:
-        self.policy = ClientPolicy()
         self._config = config
-        self._stats = stats
-        self._announcer = announcer
-        self._on_answer = on_answer
-        self._mailbox = Mailbox(stats, self._on_defect)
-        self._silence = Silence(announcer, config.unknown_timeout_s)
+        self._store = store
+        self._once_logger = once_logger
+        self._get_policy = get_policy
+        self._on_policy = on_policy
+        self._on_decision = on_decision
+        self._queue = SendQueue(store, self._on_internal_error)
+        self._breaker = CircuitBreaker(once_logger, config.unknown_timeout_s)
         self._wake_writer = asyncio.Event()
         self._finish_timer: asyncio.TimerHandle | None = None
         self._failure = ""
@@ -73,31 +88,31 @@ class Transport:
             await asyncio.wait({self._runner}, timeout=_CLOSE_TIMEOUT_S)
         self._runner.cancel()
         await asyncio.wait({self._runner})
-        self._failure = "client-closed"
+        self._failure = tokens.CLIENT_CLOSED
         self._release_all()
 
-    def ask(self, question: Question) -> str:
-        """Queues a question; returns why nobody will wait for its answer, empty if somebody should."""
+    def submit(self, pending: PendingRequest) -> str:
+        """Queues a request; returns why nobody waits for its response, empty if its caller should."""
         if self._failure:
             return self._failure
-        if self._silence.is_unresponsive(question.asked_at_s):
-            self._silence.announce("unresponsive")
-            return "unresponsive"
-        if not self._mailbox.add_question(question):
-            return "too-many-unanswered"
-        self._silence.note_asked(question.asked_at_s)
+        if self._breaker.is_unresponsive(pending.submitted_at_s):
+            self._breaker.log_once(tokens.CIRCUIT_OPEN)
+            return tokens.CIRCUIT_OPEN
+        if not self._queue.add_request(pending):
+            return tokens.TOO_MANY_PENDING
+        self._breaker.record_submitted(pending.submitted_at_s)
         self._wake_writer.set()
         return ""
 
-    def finish(self, question: Question, finish: service_pb2.Finish) -> None:
-        """Queues the end of a question's request, if the sidecar has heard of it at all.
+    def finish(self, pending: PendingRequest, finish: service_pb2.Finish) -> None:
+        """Queues the finish report of a request, if the request was sent.
 
-        It travels with the next questions, or by itself after `_FINISH_DELAY_S`.
+        It travels with the next requests, or by itself after `_FINISH_DELAY_S`.
         """
-        if not question.is_sent:
+        if not pending.is_sent:
             return
-        self._mailbox.add_finish(question, finish, is_stream_up=not self._failure)
-        if len(self._mailbox.finishes) >= MAX_BATCH_FINISHES:
+        self._queue.add_finish(pending, finish, is_stream_up=not self._failure)
+        if len(self._queue.finishes) >= MAX_BATCH_FINISHES:
             self._wake_writer.set()
         elif self._finish_timer is None and self._runner is not None:
             loop = self._runner.get_loop()
@@ -109,17 +124,15 @@ class Transport:
 
     async def _run(self) -> None:
         async with grpc.aio.insecure_channel(
-            grpc_target(self._config.target), options=_stub.CHANNEL_OPTIONS
+            parse_address(self._config.target).grpc_target, options=_stub.CHANNEL_OPTIONS
         ) as channel:
             while True:
                 call = _stub.open_stream(channel)
                 try:
                     reason = await self._serve(call)
-                    if reason == _stub.NO_METHOD:
-                        reason = await self._serve_singly(_stub.find_unary(channel))
-                except Exception as error:  # noqa: BLE001  a defect must not end reconnecting
-                    self._on_defect(error)
-                    reason = "client-defect"
+                except Exception as error:  # noqa: BLE001  an error of ours must not end reconnecting
+                    self._on_internal_error(error)
+                    reason = tokens.CLIENT_INTERNAL_ERROR
                 finally:
                     call.cancel()
                 if self._is_closing:
@@ -130,16 +143,16 @@ class Transport:
 
     def _note_loss(self, reason: str) -> None:
         if not self._failure:
-            self._mailbox.end_stream()
+            self._queue.end_stream()
         if reason != self._failure:
             self._failure = reason
-            self._stats.count("stream_lost", reason)
-        self._silence.announce(reason)
+            self._store.add(_metrics.STREAM_LOST, reason)
+        self._breaker.log_once(reason)
         self._release_all()
 
     async def _serve(self, call: _stub.EnrichCall) -> str:
         """Runs one stream until it ends; returns why, as a reason token."""
-        self._mailbox.begin_stream()
+        self._queue.begin_stream()
         try:
             hello = service_pb2.StreamHello(
                 worker_id=self._config.worker_id, client_version=_client_version()
@@ -162,53 +175,11 @@ class Transport:
                 task.cancel()
             await asyncio.wait({reader, writer})
         for task in (reader, writer):
-            defect = None if task.cancelled() else task.exception()
-            if isinstance(defect, Exception) and not isinstance(defect, _StreamEndedError):
-                self._on_defect(defect)
+            internal_error = None if task.cancelled() else task.exception()
+            if isinstance(internal_error, Exception) and not isinstance(internal_error, _StreamEndedError):
+                self._on_internal_error(internal_error)
         call.cancel()
         return await _stub.describe_end(call)
-
-    async def _serve_singly(self, enrich: _stub.Enrich) -> str:
-        """Asks by unary calls until they fail; returns why, as a reason token.
-
-        Without a policy nothing may be remembered, and there is no RPC for the ends of requests.
-        """
-        timeout_s = self._config.unknown_timeout_s
-        if reason := await unary.probe(enrich, timeout_s):
-            return reason
-        self._failure = ""
-        self.policy = ClientPolicy()
-        self._silence.note_heard()
-        self._announcer.announce_no_stream()
-        return await unary.ask_singly(
-            enrich, self._next_question, self._encode_alone, self._settle, timeout_s
-        )
-
-    async def _next_question(self) -> Question | None:
-        while not self._is_closing:
-            question = self._mailbox.next_question()
-            if question is not None:
-                return question
-            self._mailbox.drop_finishes()
-            self._wake_writer.clear()
-            await self._wake_writer.wait()
-        return None
-
-    def _encode_alone(self, question: Question) -> service_pb2.EnrichRequest:
-        message = service_pb2.EnrichRequest()
-        try:
-            self._mailbox.fill(message, question, codec.name_every_carrier(question.facts))
-        except Exception as error:  # noqa: BLE001  one odd request must not end everybody's questions
-            self._on_defect(error)
-        return message
-
-    def _settle(self, question: Question, response: service_pb2.EnrichResponse | None) -> None:
-        self._mailbox.take(question.seq)
-        if response is None:
-            self._reply(question, None)
-            return
-        self._silence.note_heard()
-        self._reply(question, codec.decode_answer(response))
 
     async def _read(self, call: _stub.EnrichCall) -> service_pb2.EnrichStreamResponse:
         try:
@@ -231,54 +202,60 @@ class Transport:
             self._take(await self._read(call))
 
     def _take(self, message: service_pb2.EnrichStreamResponse) -> None:
-        self._silence.note_heard()
+        self._breaker.record_response()
         if message.HasField("policy"):
-            self.policy = codec.decode_policy(message.policy)
-            self._stats.count("policy_received")
+            self._on_policy(_codec.decode_policy(message.policy))
+            self._store.add(_metrics.POLICIES_RECEIVED)
         for result in message.results:
-            question = self._mailbox.take(result.seq)
-            if question is None:
+            pending = self._queue.take(result.seq)
+            if pending is None:
                 continue
             if result.WhichOneof("outcome") != "response":
-                self._stats.count("item_refused", result.error.field or "internal")
-                self._reply(question, None)
+                self._refuse(pending, result.error)
                 continue
-            answer = codec.decode_answer(result.response)
-            self._on_answer(question, answer)
-            self._reply(question, answer)
+            decision = _codec.decode_decision(result.response)
+            self._on_decision(pending, decision)
+            self._reply(pending, decision)
 
-    def _reply(self, question: Question, answer: Answer | None) -> None:
-        if not question.reply.done():
-            question.reply.set_result(answer)
-        elif answer is not None and question.is_late:
-            self._stats.count("late_answers")
+    def _refuse(self, pending: PendingRequest, error: service_pb2.EnrichError) -> None:
+        if error.field == _ENGINE_INSTANCE and self._queue.resend_with_engine(pending):
+            self._wake_writer.set()
+            return
+        self._store.add(_metrics.REFUSED_ITEMS, _ERROR_CODES.get(error.code, "other"))
+        self._reply(pending, None)
+
+    def _reply(self, pending: PendingRequest, decision: Decision | None) -> None:
+        if not pending.reply.done():
+            pending.reply.set_result(decision)
+        elif decision is not None and pending.is_timed_out:
+            self._store.add(_metrics.LATE_DECISIONS)
 
     async def _write_all(self, call: _stub.EnrichCall) -> None:
         while True:
             await self._wake_writer.wait()
             self._wake_writer.clear()
-            while not self._mailbox.is_empty:
-                batch = self._mailbox.next_batch(self.policy)
-                if self._mailbox.owes_nothing:
-                    self._silence.note_nothing_owed()  # whoever asked gave up before the question went out
+            while not self._queue.is_empty:
+                batch = self._queue.next_batch(self._get_policy())
+                if self._queue.has_nothing_pending:
+                    self._breaker.record_nothing_pending()  # every caller went on before its request was sent
                 if not batch.items and not batch.finishes:
                     break
                 try:
                     await self._write(call, batch)
                 except _StreamEndedError:
-                    self._mailbox.put_back(batch.finishes)
+                    self._queue.put_back(batch.finishes)
                     raise
             if self._is_closing:
                 await call.done_writing()
                 return
 
-    def _on_defect(self, error: Exception) -> None:
-        self._stats.count("defects", type(error).__name__)
-        self._announcer.announce_defect(error)
+    def _on_internal_error(self, error: Exception) -> None:
+        self._store.add(_metrics.INTERNAL_ERRORS, type(error).__name__)
+        self._once_logger.log_internal_error(error)
 
     def _release_all(self) -> None:
-        self._mailbox.release_all()
-        self._silence.note_nothing_owed()
+        self._queue.release_all()
+        self._breaker.record_nothing_pending()
 
 
 class _StreamEndedError(Exception):

@@ -1,4 +1,4 @@
-"""Adopts this client in Dynamo's own TensorRT-LLM handlers (`dynamo.trtllm`), without a change in them.
+"""Adopts this client in Dynamo's own TensorRT-LLM handlers (`dynamo.trtllm`) without changing them.
 
     import runpy
     from worker_client.dynamo_trtllm import adopt_handlers
@@ -9,8 +9,8 @@
 Dynamo's prefill, decode and aggregated handlers all generate in `HandlerBase._generate_locally_impl`, which
 calls `self.engine.llm.generate_async` once. That step is wrapped: the plan is awaited first, then Dynamo's
 generator runs on a view of its handler whose `engine.llm.generate_async` has the routing arguments replaced.
-`generate` is not touched: Dynamo reads its signature to choose the push path, and a wrapper around it would
-silently lose that. Source: `request_handlers/handler_base.py` and `push_egress.py` of Dynamo 1.2.1 and 1.6.1.
+`generate` is not wrapped: Dynamo reads its signature to choose the push path, which a wrapper would silently
+disable. Source: `request_handlers/handler_base.py` and `push_egress.py` of Dynamo 1.2.1 and 1.6.1.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import inspect
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
-from worker_client._client import CLIENT_DEFECT, RoutingHintClient
-from worker_client._engine import EngineProfile, EngineSource, with_gate
-from worker_client._errors import ConfigurationError
-from worker_client._model import AdpRouter, FinishOutcome, Phase, RankSource
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
+from routing_hints.vocabulary import AdpRouter, FinishOutcome, Phase, RankSource
+from worker_client._client import RoutingHintClient
+from worker_client._engine import EngineProfile, EngineSource
 from worker_client._plan import Plan
 from worker_client._untrusted_input import as_mapping
 
@@ -36,18 +37,18 @@ _HANDLERS = "dynamo.trtllm.request_handlers.handlers"
 _STEP = "_generate_locally_impl"
 _STEP_PARAMETERS = ("self", "request", "context", "embeddings", "ep_disaggregated_params")
 _PHASES = {"PREFILL": Phase.PREFILL, "DECODE": Phase.DECODE, "AGGREGATED": Phase.AGGREGATED}
-_OURS = ("disaggregated_params", "scheduling_params", "conversation_params")
+_ROUTING_ARGUMENTS = ("disaggregated_params", "scheduling_params", "conversation_params")
 
 
 def adopt_handlers(
     client: RoutingHintClient | None = None, *, records_first_rank: bool = False
 ) -> RoutingHintClient:
-    """Makes every handler that Dynamo creates in this process ask the client about its requests.
+    """Makes every handler that Dynamo creates in this process call the client for its requests.
 
     Call it once, before Dynamo's worker starts.
 
     Args:
-        client: the client to ask; by default one with the settings of the environment.
+        client: the client to use; by default one with the settings of the environment.
         records_first_rank: see `EngineProfile`.
 
     Returns:
@@ -55,7 +56,7 @@ def adopt_handlers(
 
     Raises:
         ConfigurationError: the installed Dynamo's handlers do not generate where this module expects it, or
-            they were adopted before; every difference is named. Nothing is changed then.
+            were adopted before; has a problem for each difference. Nothing is changed then.
     """
     base = _load_handlers()
     client = client or RoutingHintClient.from_env()
@@ -95,7 +96,7 @@ def _wrap(
 
 
 class _HandlerEngine:
-    """The engine behind a handler, with what Dynamo's own command line says of conversation affinity.
+    """The engine of a handler, with the affinity options of Dynamo's own command line applied.
 
     The names are those of `HandlerBase.__init__` of Dynamo 1.6.1; older releases have neither option.
     """
@@ -114,20 +115,20 @@ class _HandlerEngine:
             router = profile.adp_router
             if self._is_forced and router is AdpRouter.UNKNOWN:
                 router = AdpRouter.CONVERSATION
-            self._profile = with_gate(profile, router, self._source)
+            self._profile = replace(profile, adp_router=router, rank_source=self._source)
         return self._profile
 
 
 def _view_handler(handler: Any, plan: Plan) -> Any:
-    if plan.question is None or plan.reason == CLIENT_DEFECT:
-        return handler  # nothing was decided, so Dynamo's own arguments stand
+    if not plan.is_decided:
+        return handler  # nothing was decided, so Dynamo's own arguments are kept
     engine = handler.engine
     llm = engine.llm
     generate_async = llm.generate_async
 
     @functools.wraps(generate_async)  # Dynamo reads the signature to tell bad requests from bad releases
     def with_hints(*args: Any, **kwargs: Any) -> Any:
-        others = {name: value for name, value in kwargs.items() if name not in _OURS}
+        others = {name: value for name, value in kwargs.items() if name not in _ROUTING_ARGUMENTS}
         hints = plan.engine_kwargs(disaggregated_params=kwargs.get("disaggregated_params"))
         return generate_async(*args, **others, **hints)
 
@@ -135,44 +136,45 @@ def _view_handler(handler: Any, plan: Plan) -> Any:
 
 
 class _View:
-    """An object seen with one attribute replaced; all else is read from and written to the object."""
+    """A view of an object with one attribute replaced; all others are read from and written to the object."""
 
-    __slots__ = ("_name", "_seen", "_value")
+    __slots__ = ("_name", "_value", "_viewed")
 
-    def __init__(self, seen: Any, name: str, value: Any) -> None:
-        object.__setattr__(self, "_seen", seen)
+    def __init__(self, viewed: Any, name: str, value: Any) -> None:
+        object.__setattr__(self, "_viewed", viewed)
         object.__setattr__(self, "_name", name)
         object.__setattr__(self, "_value", value)
 
     def __getattr__(self, name: str) -> Any:
-        return self._value if name == self._name else getattr(self._seen, name)
+        return self._value if name == self._name else getattr(self._viewed, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._seen, name, value)
+        setattr(self._viewed, name, value)
 
 
 def _load_handlers() -> Any:
     """Returns `HandlerBase` of the installed Dynamo if it generates where `adopt_handlers` expects it.
 
     Raises:
-        ConfigurationError: it does not; every difference is named.
+        ConfigurationError: it does not; has a problem for each difference.
     """
     try:
         module = importlib.import_module(_BASE)
         handlers = importlib.import_module(_HANDLERS)
     except Exception as error:  # importing an engine can fail in any way, not only by ImportError
-        raise ConfigurationError([f"{_BASE} can't be imported: {error!r}"]) from error
-    faults = list(_find_faults(module, handlers))
-    if faults:
-        raise ConfigurationError(faults)
+        problem = ConfigurationProblem("dynamo", f"{_BASE} can't be imported: {error!r}")
+        raise ConfigurationError([problem]) from error
+    problems = [ConfigurationProblem("dynamo", text) for text in _find_problems(module, handlers)]
+    if problems:
+        raise ConfigurationError(problems)
     return module.HandlerBase
 
 
-def _find_faults(module: Any, handlers: Any) -> Iterator[str]:
+def _find_problems(module: Any, handlers: Any) -> Iterator[str]:
     base = getattr(module, "HandlerBase", None)
     step = getattr(base, _STEP, None)
     if base is None or not inspect.isasyncgenfunction(step):
-        yield f"{_BASE}.HandlerBase.{_STEP} is no async generator"
+        yield f"{_BASE}.HandlerBase.{_STEP} is not an async generator"
         return
     if hasattr(step, "_routing_hints"):
         yield "the handlers were adopted before"

@@ -15,57 +15,52 @@ from typing import Any
 import grpc
 
 from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
-from worker_client._call import Question
 from worker_client._client import RoutingHintClient
 from worker_client._config import ClientConfig
 from worker_client._engine import EngineProfile
 from worker_client._local_rule import resolve_locally
-from worker_client._model import Answer, ClientPolicy, Origin
-from worker_client._once_logger import Announcer
+from worker_client._model import ClientPolicy, Decision, Origin
+from worker_client._pending_request import PendingRequest
 from worker_client._request import RequestFacts
-from worker_client._stats import Stats
 from worker_client._transport import Transport
 
 _REVISION = "in-process-sidecar"
-AnswerFunction = Callable[[RequestFacts, EngineProfile], "Answer | None"]
+DecideFunction = Callable[[RequestFacts, EngineProfile], "Decision | None"]
 
 
-def answer_structured_carriers(facts: RequestFacts, engine: EngineProfile) -> Answer:
+def decide_by_structured_carriers(facts: RequestFacts, engine: EngineProfile) -> Decision:
     """Returns what the client's local rule says, as if a sidecar had said it."""
     return replace(resolve_locally(facts, engine, ClientPolicy()), origin=Origin.SIDECAR)
 
 
 class FakeClient(RoutingHintClient):
-    """A client that answers in process, at once.
+    """A client that decides in process, at once.
 
     Attributes:
-        questions: every question asked, in order.
-        finishes: the end of each of their requests, as it would be sent.
+        requests: every request that would be submitted to a sidecar, in order.
+        finishes: the finish report of each of them, as it would be sent.
     """
 
     def __init__(
-        self, answer: AnswerFunction = answer_structured_carriers, *, config: ClientConfig | None = None
+        self, decide: DecideFunction = decide_by_structured_carriers, *, config: ClientConfig | None = None
     ) -> None:
-        """Prepares a client that answers with `answer`; None is a sidecar that is away."""
-        self.questions: list[Question] = []
+        """Prepares a client that decides with `decide`; None is a sidecar that is away."""
+        self.requests: list[PendingRequest] = []
         self.finishes: list[service_pb2.Finish] = []
-        self._answer = answer
+        self._decide_alone = decide
         super().__init__(config or ClientConfig())
 
     def _make_transport(self) -> Transport:
         return _FakeTransport(self)
 
-    def take_question(self, question: Question) -> Answer | None:
-        """Records a question and returns its answer."""
-        self.questions.append(question)
-        return self._answer(question.facts, question.engine)
+    def take_request(self, pending: PendingRequest) -> Decision | None:
+        """Records a request and returns its decision."""
+        self.requests.append(pending)
+        return self._decide_alone(pending.facts, pending.engine)
 
 
 class _FakeTransport(Transport):
     def __init__(self, client: FakeClient) -> None:
-        super().__init__(
-            ClientConfig(), stats=Stats(), announcer=Announcer(), on_answer=lambda question, answer: None
-        )
         self._client = client
 
     def start(self) -> None:
@@ -74,20 +69,20 @@ class _FakeTransport(Transport):
     async def close(self) -> None:
         """Has nothing to disconnect."""
 
-    def ask(self, question: Question) -> str:
-        answer = self._client.take_question(question)
-        question.stream_number = 1
-        if answer is None:
-            return "fake-silence"
-        question.reply.set_result(answer)
+    def submit(self, pending: PendingRequest) -> str:
+        decision = self._client.take_request(pending)
+        pending.stream_number = 1
+        if decision is None:
+            return "fake-unavailable"
+        pending.reply.set_result(decision)
         return ""
 
-    def finish(self, question: Question, finish: service_pb2.Finish) -> None:
+    def finish(self, pending: PendingRequest, finish: service_pb2.Finish) -> None:
         self._client.finishes.append(finish)
 
 
 def attach_agent_session(request: service_pb2.EnrichRequest) -> service_pb2.EnrichResponse:
-    """Returns an answer that attaches `agent_context.session_id` and withholds the rank."""
+    """Returns a response that attaches `agent_context.session_id` and withholds the rank."""
     session_id = request.identity.agent_context.session_id
     if not session_id:
         return service_pb2.EnrichResponse(
@@ -98,7 +93,7 @@ def attach_agent_session(request: service_pb2.EnrichRequest) -> service_pb2.Enri
         rank_directive=types_pb2.RANK_DIRECTIVE_WITHHOLD,
         source=types_pb2.IDENTITY_SOURCE_AGENT_CONTEXT,
         source_detail="agent_context.session_id",
-        decision=types_pb2.DECISION_NONE,
+        placement=types_pb2.PLACEMENT_STATE_NONE,
         conversation_hash="in-process-sidecar",
         policy_revision=_REVISION,
     )
@@ -108,18 +103,18 @@ class InProcessSidecar:
     """A gRPC server in the test's own loop that speaks the stream of the contract.
 
     Attributes:
-        requests: every question that arrived.
-        finishes: every end of a request that arrived.
+        requests: every request that arrived.
+        finishes: every finish report that arrived.
     """
 
     def __init__(
         self,
-        answer: Callable[[service_pb2.EnrichRequest], service_pb2.EnrichResponse] = attach_agent_session,
+        respond: Callable[[service_pb2.EnrichRequest], service_pb2.EnrichResponse] = attach_agent_session,
     ) -> None:
-        """Prepares a server that answers each question with `answer`."""
+        """Prepares a server that responds to each request with `respond`."""
         self.requests: list[service_pb2.EnrichRequest] = []
         self.finishes: list[service_pb2.Finish] = []
-        self._answer = answer
+        self._respond = respond
         self._folder = tempfile.TemporaryDirectory(prefix="routing-hints-")
         self._server: grpc.aio.Server | None = None
 
@@ -143,7 +138,7 @@ class InProcessSidecar:
         self._folder.cleanup()
 
     def reply(self, message: service_pb2.EnrichStreamRequest) -> service_pb2.EnrichStreamResponse:
-        """Returns the answers to one message, and records it."""
+        """Returns the responses to one message, and records it."""
         response = service_pb2.EnrichStreamResponse()
         if message.HasField("hello"):
             response.policy.revision = _REVISION
@@ -151,7 +146,7 @@ class InProcessSidecar:
         self.finishes.extend(message.finishes)
         for item in message.items:
             self.requests.append(item.request)
-            response.results.add(seq=item.seq, response=self._answer(item.request))
+            response.results.add(seq=item.seq, response=self._respond(item.request))
         return response
 
 

@@ -16,8 +16,8 @@ class Failure(enum.Enum):
     """Ways in which affinity fails without an error."""
 
     NONE = "none"
-    NO_ID_ON_CONTEXT = "the id does not reach the context leg"
-    NO_ID_ON_GENERATION = "the id does not reach the generation leg"
+    NO_ID_ON_CONTEXT = "the id does not reach the context phase"
+    NO_ID_ON_GENERATION = "the id does not reach the generation phase"
     RANK_FORCED = "the router's rank is forced although affinity is on"
     RANK_WITHHELD_WITHOUT_ID = "the worker withholds the rank and loses the id"
     ENGINE_IGNORES_ID = "the id is attached to an engine that ignores it"
@@ -56,13 +56,13 @@ class Arm:
 BEFORE = Arm("scattered (before)", affinity=Affinity.OFF)
 BEFORE_FORCED = Arm("router's rank forced (before)", affinity=Affinity.OFF, failure=Failure.RANK_FORCED)
 KV_AWARE = Arm("KV-aware router", "kv_aware", "default", affinity=Affinity.OFF)
-ENGINE_CONTEXT = Arm("engine, context leg", "round_robin", "default")
-ENGINE = Arm("engine, both legs", "round_robin", "round_robin")
-LEAST_TOKENS_CONTEXT = Arm("engine least_tokens, context leg", "least_tokens", "default")
-LEAST_TOKENS = Arm("engine least_tokens, both legs", "least_tokens", "least_tokens")
-SIDECAR_CONTEXT = Arm("sidecar, context leg", rank_source=RankSource.SIDECAR)
-SIDECAR = Arm("sidecar, both legs", rank_source=RankSource.SIDECAR, policy=LEAST_LOAD_BOTH)
-RENDEZVOUS_ARM = Arm("sidecar rendezvous, both legs", rank_source=RankSource.SIDECAR, policy=RENDEZVOUS)
+ENGINE_CONTEXT = Arm("engine, context phase", "round_robin", "default")
+ENGINE = Arm("engine, both phases", "round_robin", "round_robin")
+LEAST_TOKENS_CONTEXT = Arm("engine least_tokens, context phase", "least_tokens", "default")
+LEAST_TOKENS = Arm("engine least_tokens, both phases", "least_tokens", "least_tokens")
+SIDECAR_CONTEXT = Arm("sidecar, context phase", rank_source=RankSource.SIDECAR)
+SIDECAR = Arm("sidecar, both phases", rank_source=RankSource.SIDECAR, policy=LEAST_LOAD_BOTH)
+RENDEZVOUS_ARM = Arm("sidecar rendezvous, both phases", rank_source=RankSource.SIDECAR, policy=RENDEZVOUS)
 POLICIES = (
     BEFORE,
     KV_AWARE,

@@ -41,6 +41,6 @@ class Bridge:
 
     async def _make_calls(self) -> None:
         calls, self._calls = self._calls, []
-        answers = await asyncio.gather(*(make() for _, make in calls))
-        for (event, _), answer in zip(calls, answers, strict=True):
-            event.succeed(answer)
+        results = await asyncio.gather(*(make() for _, make in calls))
+        for (event, _), result in zip(calls, results, strict=True):
+            event.succeed(result)

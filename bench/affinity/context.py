@@ -26,7 +26,7 @@ class Prefill:
 
     Attributes:
         prompt: what is computed.
-        conversation_id: what the engine was told; None for nothing.
+        conversation_id: the id attached to the request; None for none.
         scheduling_params: the engine's `SchedulingParams`, or None.
         done: succeeds when the prompt is computed.
         rank: where it ran.

@@ -82,7 +82,7 @@ class Runner:
 
 
 def plan_policies(parameters: Parameters, seeds: range, policies: Iterable[Arm] = arms.POLICIES) -> list[Job]:
-    """Returns the policies side by side, on one leg and on both."""
+    """Returns the policies side by side, in one phase and in both."""
     return [Job("policies", "", arm, parameters, seed) for arm in policies for seed in seeds]
 
 

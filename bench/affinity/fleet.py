@@ -17,7 +17,7 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class SidecarFleet:
-    """Starts sidecars as they are asked for, one per worker and policy, and ends them together.
+    """Starts sidecars on demand, one per worker and policy, and ends them together.
 
     Attributes:
         clock: the time of all of them.
@@ -53,9 +53,9 @@ class SidecarFleet:
         missing = [socket for socket in sockets.values() if socket not in self._processes]
         for socket in missing:
             command = [sys.executable, "-m", "bench.affinity.virtual_sidecar", str(self._path / "clock")]
-            command += ["serve", "--listen", f"unix://{socket}", "--policy", str(policy_path)]
+            settings = {"ROUTING_HINTS_LISTEN": f"unix://{socket}", "ROUTING_HINTS_POLICY": str(policy_path)}
             self._processes[socket] = subprocess.Popen(
-                command, stderr=subprocess.PIPE, text=True, env=_make_environment()
+                command, stderr=subprocess.PIPE, text=True, env=_make_environment() | settings
             )
         for socket in missing:
             _await_start(self._processes[socket])
@@ -78,9 +78,9 @@ def _make_environment() -> dict[str, str]:
 
 def _await_start(process: subprocess.Popen[str]) -> None:
     assert process.stderr is not None  # noqa: S101
-    said = []
+    lines = []
     for line in process.stderr:
-        said.append(line)
+        lines.append(line)
         if "sidecar_started" in line:
             return
-    raise RuntimeError(f"a sidecar did not start: {''.join(said)}")
+    raise RuntimeError(f"a sidecar did not start: {''.join(lines)}")

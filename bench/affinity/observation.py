@@ -1,4 +1,4 @@
-"""What an operator sees: the clients' own counters and log lines, and what they give away."""
+"""What an operator sees: the clients' own counters and log lines, and which of them indicate a failure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Observed:
 
     Attributes:
         attached_context: share of context requests that went out with the id.
-        attached_generation: the same on the generation leg.
+        attached_generation: the same for the generation phase.
         moved: of the turns whose rank was seen before, those seen elsewhere; None where none was.
         warnings: events of the workers' log at WARNING or above, in alphabetical order.
-        rank_forced: whether the one-shot line of the context leg says that a rank was forced.
+        rank_forced: whether `conversation_affinity_active` of the context phase reports a forced rank.
         notices: tokens in the plans, by count, of all workers.
     """
 
@@ -40,11 +40,11 @@ def read_observations(
     contexts: Sequence[Worker], generation: Worker, log: Iterable[MutableMapping[str, Any]]
 ) -> Observed:
     """Returns what the clients counted and logged."""
-    effect: Counter[str] = Counter()
+    returned: Counter[str] = Counter()
     for worker in contexts:
-        for label, count in worker.client.stats().get("effect", {}).items():
-            effect[label.rpartition("/")[2]] += count
-    returns = effect["same"] + effect["moved"]
+        for label, count in worker.client.stats().get("conversation_returns", {}).items():
+            returned[label.rpartition("/")[2]] += count
+    returns = returned["same"] + returned["moved"]
     notices: Counter[str] = Counter()
     for worker in (*contexts, generation):
         notices.update(worker.notices)
@@ -52,7 +52,7 @@ def read_observations(
     return Observed(
         attached_context=_share_attached(contexts),
         attached_generation=_share_attached([generation]),
-        moved=effect["moved"] / returns if returns else None,
+        moved=returned["moved"] / returns if returns else None,
         warnings=tuple(
             sorted({line["event"] for line in lines if line["log_level"] in ("warning", "error")})
         ),
@@ -67,12 +67,12 @@ def read_observations(
 
 
 def find_flags(observed: Observed) -> list[str]:
-    """Returns what of a run with the engine's affinity on both legs would alarm an operator."""
+    """Returns what of a run with the engine's affinity in both phases would alarm an operator."""
     flags = []
     if observed.attached_context < ATTACHED_ALARM:
-        flags.append("no id on the context leg")
+        flags.append("no id in the context phase")
     if observed.attached_generation < ATTACHED_ALARM:
-        flags.append("no id on the generation leg")
+        flags.append("no id in the generation phase")
     if observed.rank_forced:
         flags.append("rank forced")
     if observed.moved is not None and observed.moved > MOVED_ALARM:

@@ -32,7 +32,7 @@ def draw_all(results: dict[str, Any], out: Path) -> None:
 def _draw_distribution(rows: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4))
     for name in dict.fromkeys(row["arm"] for row in rows):
-        if "context leg" not in name:
+        if "context phase" not in name:
             values = np.mean([row["ttft_s"] for row in select(rows, name)], axis=0)
             axes.plot(values, np.arange(101), label=name)
     axes.set(xlabel="TTFT, s", ylabel="% of requests", title="TTFT, mean of the seeds' percentiles")

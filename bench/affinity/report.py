@@ -99,7 +99,7 @@ def _write_failures(results: dict[str, Any]) -> str:
         "| failure | TTFT p95 s | gain lost | requests/s | cached | held by generation | moved | flags |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    groups = [("none (engine, both legs)", select(policies, ENGINE))]
+    groups = [("none (engine, both phases)", select(policies, ENGINE))]
     groups += [(name, select(rows, name)) for name in dict.fromkeys(row["arm"] for row in rows)]
     groups += [("no affinity (scattered)", select(policies, BEFORE))]
     for name, mine in groups:
@@ -170,7 +170,7 @@ def _write_reading(reading: str, before: Arm, rows: Sequence[Row], results: dict
     lines = [
         f'"Before" is: {before.name}. {len(tried)} settings were tried on it alone.',
         f"{len(good)} are within {TOLERANCE:.0%} of {BEFORE_P95_S} s and {BEFORE_REQUESTS_PER_S:g}/s.",
-        f"The best is off by {fits[0].error:.1%}. Run on were these:",
+        f"The best is off by {fits[0].error:.1%}. These were run on:",
         "",
         _BAND_HEAD,
         "|---|---|---|---|---|---|---|---|---|---|---|",

@@ -32,7 +32,7 @@ class Outcome:
 
     Attributes:
         ttft_s: the percentiles 0 to 100 of the time from a request to its first token.
-        requests_per_s: answers that were completed, whenever they were asked for.
+        requests_per_s: requests that completed, whenever they arrived.
         cached_share: of all prompt tokens, those found in a context rank's KV cache.
         held_share: of all prompt tokens, those that the generation rank held and that were not transferred.
         skew: work of each context step's busiest rank, of an even share; what lock-step waits for.
@@ -70,7 +70,7 @@ class Trial:
 
     Args:
         parameters: the topology.
-        workload: who asks.
+        workload: which requests come when.
         arm: how it is served.
         seed: of everything random.
     """
@@ -144,30 +144,30 @@ class Trial:
         arrived_s = float(self._env.now)
         instance = self._choose_instance(turn.conversation)
         worker = self._context_workers[instance]
-        plan, conversation_id, params = yield self._bridge.call(lambda: self._ask(worker, turn))
+        plan, conversation_id, params = yield self._bridge.call(lambda: self._plan(worker, turn))
         prefill = Prefill(turn.prompt, conversation_id, params, self._env.event())
         self._contexts[instance].submit(prefill)
         yield prefill.done
-        worker.end(plan, prefill.rank, prefill.cached_tokens)
+        worker.finish(plan, prefill.rank, prefill.cached_tokens)
         result = (f"context-{instance}", prefill.rank, prefill.cached_tokens)
         decoder = self._generation_worker
-        plan, conversation_id, params = yield self._bridge.call(lambda: self._ask(decoder, turn, result))
+        plan, conversation_id, params = yield self._bridge.call(lambda: self._plan(decoder, turn, result))
         first, last = self._generation.decode(turn.prompt, conversation_id, params, turn.output_tokens)
         held_tokens = yield first
-        # By the time of the token and not of the request: what is slow would else be missing at the end.
+        # By the time of the token and not of the request; else slow requests would be missing at the end.
         if self._env.now >= self._parameters.warm_up_s:
             ttft_s = float(self._env.now) - arrived_s
             self._served.append(_Served(ttft_s, len(turn.prompt), prefill.cached_tokens, held_tokens))
         yield last
         self._completed += self._env.now >= self._parameters.warm_up_s
-        decoder.end(plan, prefill.rank, prefill.cached_tokens)
+        decoder.finish(plan, prefill.rank, prefill.cached_tokens)
         place = (instance, prefill.rank)
         before = self._last_rank.get(turn.conversation.name)
         self._last_rank[turn.conversation.name] = place
         if self._env.now >= self._parameters.warm_up_s and before is not None:
             self._returns[before == place] += 1
 
-    async def _ask(self, worker: Worker, turn: Turn, prefill: tuple[str, int, int] | None = None) -> Any:
+    async def _plan(self, worker: Worker, turn: Turn, prefill: tuple[str, int, int] | None = None) -> Any:
         self._clock_set(float(self._env.now))
         return await worker.plan(turn, prefill)
 
@@ -181,13 +181,13 @@ class Trial:
         return conversation.instance
 
     def remember(self, turn: Turn) -> Generator[simpy.Event, Any, None]:
-        """See `Service.remember`; the context leg alone, whose caches decide about the prompts."""
+        """See `Service.remember`; the context phase alone, whose caches decide about the prompts."""
         instance = self._choose_instance(turn.conversation)
         worker = self._context_workers[instance]
-        plan, conversation_id, params = yield self._bridge.call(lambda: self._ask(worker, turn))
+        plan, conversation_id, params = yield self._bridge.call(lambda: self._plan(worker, turn))
         prefill = Prefill(turn.prompt, conversation_id, params, self._env.event())
         self._contexts[instance].absorb(prefill)
-        worker.end(plan, prefill.rank, prefill.cached_tokens)
+        worker.finish(plan, prefill.rank, prefill.cached_tokens)
         self._last_rank[turn.conversation.name] = (instance, prefill.rank)
 
     def forget(self, conversation: Conversation) -> None:

@@ -1,6 +1,6 @@
-"""The real sidecar on simulated time: `python -m bench.affinity.virtual_sidecar CLOCK serve ...`.
+"""The real sidecar on simulated time: `python -m bench.affinity.virtual_sidecar CLOCK`, set by variables.
 
-Everything but the source of time is the command itself, with its own options, over a real socket.
+Everything but the source of time is the command `serve` itself, over a real socket.
 """
 
 from __future__ import annotations
@@ -8,19 +8,25 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import uvloop
+
 from bench.affinity.clock import SharedClock
-from sidecar import app
-from sidecar.__main__ import main
+from sidecar.app import Clocks, run
+from sidecar.policy.file import load_policy
+from sidecar.policy.holder import PolicyHolder, activate
+from sidecar.policy.schema import Policy
+from sidecar.settings import read_settings
+from sidecar.telemetry.logs import configure_logging
 
 
-class _SimulatedTime:
-    """What `sidecar.app` asks of the module `time`."""
-
-    def __init__(self, clock: SharedClock) -> None:
-        self.monotonic = clock.read
-        self.time = clock.read
+def main() -> None:
+    """Serves until SIGTERM."""
+    read_clock = SharedClock(Path(sys.argv[1])).read
+    settings = read_settings()
+    policy = load_policy(settings.policy) if settings.policy is not None else Policy()
+    configure_logging(policy.operational.logging.level, policy.operational.logging.format)
+    uvloop.run(run(settings, PolicyHolder(activate(policy)), Clocks(read_clock, read_clock)))
 
 
 if __name__ == "__main__":
-    app.time = _SimulatedTime(SharedClock(Path(sys.argv[1])))  # type: ignore[assignment, attr-defined]
-    main(sys.argv[2:])
+    main()

@@ -1,4 +1,4 @@
-"""A worker: the real client in front of a modelled engine."""
+"""A worker: the real client in front of a modeled engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Context:
         self._request_id = request_id
 
     def id(self) -> str:
-        """Returns the request's id, the same on both legs."""
+        """Returns the request's id, the same in both phases."""
         return self._request_id
 
 
@@ -45,7 +45,7 @@ class Worker:
 
     Args:
         name: the worker's id.
-        phase: its leg.
+        phase: its phase.
         ranks: of its engine.
         router: its engine's real router.
         arm: what is compared.
@@ -66,7 +66,7 @@ class Worker:
         self._ranks = ranks
         self._arm = arm
         self._engine = _make_profile(f"{name}-{run}", phase, ranks, router, arm)
-        self._ended: list[Plan] = []
+        self._finished: list[Plan] = []
         self.client = RoutingHintClient(
             ClientConfig(
                 target=target,
@@ -79,19 +79,19 @@ class Worker:
         )
 
     async def plan(self, turn: Turn, prefill: tuple[str, int, int] | None = None) -> tuple[Plan, Any, Any]:
-        """Asks about a request; ends that came since the last question go out with it, in order.
+        """Plans a request; finish reports since the last request go out with it, in order.
 
         Args:
             turn: the request.
             prefill: on decode, the context worker, its rank and its cached tokens.
 
         Returns:
-            The plan, the conversation id that the engine is told, and its `SchedulingParams`.
+            The plan, the conversation id that the engine receives, and its `SchedulingParams`.
 
         Raises:
-            RuntimeError: the sidecar was asked and its answer was not used.
+            RuntimeError: the sidecar was called and its decision was not used.
         """
-        self._send_ends()
+        self._send_finishes()
         request = self._make_request(turn, prefill)
         plan = await self.client.plan(
             request, Context(turn.request_id), phase=self._phase, engine=self._engine
@@ -109,8 +109,8 @@ class Worker:
             scheduling_params = None
         return plan, conversation_id, scheduling_params
 
-    def end(self, plan: Plan, rank: int, cached_tokens: int) -> None:
-        """Takes the end of a request; it is sent before the next question, at that time."""
+    def finish(self, plan: Plan, rank: int, cached_tokens: int) -> None:
+        """Takes the result of a request; its finish report is sent just before the next request."""
         if self._phase is Phase.PREFILL:
             plan.observe(
                 {
@@ -118,17 +118,17 @@ class Worker:
                     "completion_usage": {"prompt_tokens_details": {"cached_tokens": cached_tokens}},
                 }
             )
-        self._ended.append(plan)
+        self._finished.append(plan)
 
     async def close(self) -> None:
         """Sends what is left and disconnects."""
-        self._send_ends()
+        self._send_finishes()
         await self.client.close()
 
-    def _send_ends(self) -> None:
-        for plan in self._ended:
+    def _send_finishes(self) -> None:
+        for plan in self._finished:
             plan.finish()
-        self._ended.clear()
+        self._finished.clear()
 
     def _make_request(self, turn: Turn, prefill: tuple[str, int, int] | None) -> dict[str, Any]:
         failure, conversation = self._arm.failure, turn.conversation
@@ -153,7 +153,7 @@ class Worker:
         return request
 
     def _choose_rank(self, key: str) -> int:
-        """Returns what a router in front sends that knows nothing of this engine but its ranks."""
+        """Returns the choice of an upstream router that has only the number of this engine's ranks."""
         return blake2b(key.encode(), digest_size=8).digest()[0] % self._ranks
 
 

@@ -1,4 +1,4 @@
-"""Who asks what and when: conversations in a closed loop, and a recorded trace in an open one."""
+"""Which requests come when: conversations in a closed loop, and a recorded trace in an open one."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Service(Protocol):
     """What takes the requests."""
 
     def serve(self, turn: Turn) -> Generator[simpy.Event, Any, None]:
-        """Takes a turn to the end of its answer."""
+        """Takes a turn to the end of its output."""
 
     def remember(self, turn: Turn) -> Generator[simpy.Event, Any, None]:
         """Takes a turn from before the simulation: it is placed and cached, and takes no time."""
 
     def forget(self, conversation: Conversation) -> None:
-        """Hears that a conversation is over."""
+        """Takes note that a conversation is over."""
 
 
 class Workload(Protocol):
@@ -80,7 +80,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """As many requests in flight as the concurrency says, each turn right after the answer before it."""
+    """As many requests in flight as the concurrency says, each turn right after the output before it."""
 
     parameters: Parameters
 

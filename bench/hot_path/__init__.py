@@ -1,1 +1,1 @@
-"""What asking the sidecar costs, beside a bare gRPC echo, the same decision in process, and raw sockets."""
+"""What a call of the sidecar costs, beside a bare gRPC echo, the decision in process, and raw sockets."""

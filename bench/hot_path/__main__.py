@@ -12,7 +12,6 @@ import click
 import structlog
 
 from bench.hot_path.guard import guard
-from bench.hot_path.late import measure_late_rates
 from bench.hot_path.measure import (
     median_figure,
     median_ratio,
@@ -23,13 +22,14 @@ from bench.hot_path.measure import (
 )
 from bench.hot_path.memory import measure_growth
 from bench.hot_path.report import Figure, Report
+from bench.hot_path.timeout_rate import measure_timeout_rates
 from bench.soak.run import soak
 
 IN_FLIGHT = (1, 16, 256)
 """Besides `BUSY`, where the stream takes its turn too."""
 BUSY = 64
-ASKERS = ("plan", "plan, 40 headers", "echo", "raw")
-STREAMS = ("stream", "stream, with ends", "stream, new ids")
+PEERS = ("plan", "plan, 40 headers", "echo", "raw")
+STREAMS = ("stream", "stream, with finishes", "stream, new ids")
 MAX_GROWTH_MIB = 64.0
 
 
@@ -43,7 +43,7 @@ def main(context: click.Context) -> None:
 
 
 @main.command()
-@click.option("--rounds", default=5, show_default=True, help="Turns of each asker.")
+@click.option("--rounds", default=5, show_default=True, help="Turns of each load generator.")
 @click.option("--sessions", default=1_000_000, show_default=True, help="Distinct sessions of the memory run.")
 @click.option("--soak-seconds", default=20.0, show_default=True, help="Time under faults.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
@@ -58,7 +58,7 @@ def run(rounds: int, sessions: int, soak_seconds: float, json_path: Path | None)
 
 
 @main.command("guard")
-@click.option("--rounds", default=9, show_default=True, help="Turns of each asker.")
+@click.option("--rounds", default=9, show_default=True, help="Turns of each load generator.")
 @click.option("--attempts", default=2, show_default=True, help="Tries, since other work can spoil one.")
 def run_guard(rounds: int, attempts: int) -> None:
     """Fail where the hot path costs clearly more than it did, shown beside a control of twice the cost."""
@@ -71,18 +71,18 @@ async def _measure(rounds: int, sessions: int, soak_seconds: float) -> Report:
     report.facts |= {f"{name}, us": value for name, value in times.items()}
     report.facts["sidecar's start, s"] = await time_starts(3)
     async with open_bench() as bench:
-        samples = await bench.sample(IN_FLIGHT, rounds, 0.5, *ASKERS)
-        samples |= await bench.sample((BUSY,), rounds, 0.5, *ASKERS, *STREAMS)
-        late = await measure_late_rates(bench.sidecar.socket_path, bench.echo, 8.0)
+        samples = await bench.sample(IN_FLIGHT, rounds, 0.5, *PEERS)
+        samples |= await bench.sample((BUSY,), rounds, 0.5, *PEERS, *STREAMS)
+        timeouts = await measure_timeout_rates(bench.sidecar.socket_path, bench.echo, 8.0)
     growth = await measure_growth(sessions)
-    trouble = await soak(soak_seconds)
+    under_faults = await soak(soak_seconds)
     report.samples = {
         f"{name}, {number}": median_sample(found)
         for (name, number), found in sorted(samples.items(), key=lambda entry: (entry[0][1], entry[0][0]))
     }
     report.facts |= {
-        "plans over 25 ms in a busy loop, %": late.plans * 100,
-        "echoes over 25 ms in a busy loop, %": late.echoes * 100,
+        "plans over 25 ms in a busy loop, %": timeouts.plans * 100,
+        "echoes over 25 ms in a busy loop, %": timeouts.echoes * 100,
         "sidecar's memory when idle, MiB": growth.sidecar_idle_mib,
         "client's memory after the sessions, + MiB": growth.client_mib,
     }
@@ -112,10 +112,10 @@ async def _measure(rounds: int, sessions: int, soak_seconds: float) -> Report:
         Figure(
             "exceptions, lost ids and moved ranks under faults",
             float(
-                sum(trouble.unexpected_exceptions.values())
-                + trouble.wrong_ids
-                + trouble.missing_ids
-                + trouble.moved_ranks
+                sum(under_faults.unexpected_exceptions.values())
+                + under_faults.wrong_ids
+                + under_faults.missing_ids
+                + under_faults.moved_ranks
             ),
             0,
             unit="",

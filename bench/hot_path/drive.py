@@ -1,4 +1,4 @@
-"""A closed loop of so many in flight, and what it measured."""
+"""A closed loop with a fixed number of calls in flight, and what it measured."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Ask = Callable[[], Awaitable[float]]
-"""Asks once and returns the time (of `perf_counter`) at which the answer was there."""
+Call = Callable[[], Awaitable[float]]
+"""Makes one call and returns the time (of `perf_counter`) at which its response was there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of one asker.
+    """One run of one load generator.
 
     Attributes:
         p50_us, p99_us: latency in microseconds.
-        per_s: answers per second.
-        client_cpu_s, server_cpu_s: processor seconds per 100,000 answers.
+        per_s: responses per second.
+        client_cpu_s, server_cpu_s: processor seconds per 100,000 responses.
     """
 
     p50_us: float
@@ -31,35 +31,35 @@ class Sample:
 
 
 async def drive(
-    ask: Ask,
+    call: Call,
     in_flight: int,
     duration_s: float,
     server_cpu_s: Callable[[], float],
     *,
-    answers_per_ask: int = 1,
+    responses_per_call: int = 1,
 ) -> Sample:
-    """Asks again and again in `in_flight` tasks for `duration_s` seconds."""
+    """Repeats the call in `in_flight` tasks for `duration_s` seconds."""
     latencies: list[float] = []
     deadline = time.perf_counter() + duration_s
 
     async def repeat() -> None:
         while True:
             began = time.perf_counter()
-            answered = await ask()
-            latencies.append(answered - began)
-            if answered > deadline:
+            responded = await call()
+            latencies.append(responded - began)
+            if responded > deadline:
                 return
 
     server_before, client_before, began = server_cpu_s(), time.process_time(), time.perf_counter()
     await asyncio.gather(*(repeat() for _ in range(in_flight)))
     elapsed_s = time.perf_counter() - began
-    answers = len(latencies) * answers_per_ask
-    scale = 100_000 / answers
+    responses = len(latencies) * responses_per_call
+    scale = 100_000 / responses
     p50, p99 = np.percentile(np.array(latencies) * 1e6, [50, 99])
     return Sample(
         p50_us=float(p50),
         p99_us=float(p99),
-        per_s=answers / elapsed_s,
+        per_s=responses / elapsed_s,
         client_cpu_s=(time.process_time() - client_before) * scale,
         server_cpu_s=(server_cpu_s() - server_before) * scale,
     )

@@ -1,6 +1,6 @@
 """The peer: a bare `grpc.aio` unary echo, in the loop and with the options of a sidecar that does no work.
 
-A request begins with the size of the answer, 4 bytes big-endian; no message is parsed on either side.
+A request begins with the size of the response, 4 bytes big-endian; no message is parsed on either side.
 """
 
 from __future__ import annotations

@@ -1,20 +1,19 @@
-"""The questions and answers of a workload as bytes, so that every peer moves as many."""
+"""The requests and responses of a workload in bytes, so that every peer moves as many."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.workload import ENGINE, Leg
+from bench.decoding import decode_whole_request
+from bench.workload import ENGINE, EngineRequest
 from routing_hints.v1 import service_pb2
 from sidecar.decision.decide import decide
 from sidecar.policy.compiler import compile_policy
 from sidecar.policy.schema import Policy
-from sidecar.wire.request_codec import decode_query
-from sidecar.wire.response_codec import encode_answer, encode_client_policy
-from worker_client import codec
+from sidecar.wire.response_codec import encode_client_policy, encode_decision
+from worker_client import _codec
 from worker_client._request import read_request
-from worker_client._selected_carriers import pick_carriers
 
 DECISION_ID = "0a1b2c3d-fffff"
 """As long as the sidecar's own are after a million decisions."""
@@ -22,34 +21,41 @@ DECISION_ID = "0a1b2c3d-fffff"
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question, and the bytes of its answer."""
+    """One request, and the size of its response.
 
-    question: service_pb2.EnrichRequest
-    answer_bytes: int
+    Attributes:
+        request: as a stream carries it, which has the engine already.
+        standalone: the same request with its engine.
+    """
+
+    request: service_pb2.EnrichRequest
+    standalone: service_pb2.EnrichRequest
+    response_bytes: int
 
     @property
-    def question_bytes(self) -> int:
-        """The size of the question."""
-        return self.question.ByteSize()
+    def request_bytes(self) -> int:
+        """The size of the request."""
+        return self.request.ByteSize()
 
 
-def encode_exchanges(legs: Iterable[Leg]) -> list[Exchange]:
-    """Returns what the real codecs of both sides make of these legs."""
+def encode_exchanges(requests: Iterable[EngineRequest]) -> list[Exchange]:
+    """Returns what the real codecs of both sides make of these requests."""
     compiled = compile_policy(Policy())
-    policy = codec.decode_policy(encode_client_policy(compiled.view))
-    engine_pb = codec.encode_engine(ENGINE)
+    policy = _codec.decode_policy(encode_client_policy(compiled.view))
     exchanges = []
-    for leg in legs:
-        facts = read_request(leg.request, leg.context, phase=leg.phase, headers=leg.headers)
-        question = service_pb2.EnrichRequest()
-        codec.fill_request(
-            question,
-            facts,
-            pick_carriers(facts, policy),
-            engine_pb=engine_pb,
-            router_rank=facts.router_rank,
-            known_rank=None,
+    for engine_request in requests:
+        facts = read_request(
+            engine_request.request,
+            engine_request.context,
+            phase=engine_request.phase,
+            headers=engine_request.headers,
         )
-        answer = encode_answer(decide(decode_query(question), compiled), DECISION_ID)
-        exchanges.append(Exchange(question, answer.ByteSize()))
+        standalone = _codec.encode_request(facts, policy, ENGINE)
+        request = service_pb2.EnrichRequest()
+        request.CopyFrom(standalone)
+        request.ClearField("engine")
+        request.engine_instance = ENGINE.instance_id
+        response = encode_decision(decide(decode_whole_request(standalone), compiled))
+        response.decision_id = DECISION_ID
+        exchanges.append(Exchange(request, standalone, response.ByteSize()))
     return exchanges

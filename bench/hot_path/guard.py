@@ -1,6 +1,6 @@
 """The regression guard: ratios to the echo that noise hardly moves, and a control that doubles the cost.
 
-Processor time for each answer is what a regression raises and what other work on the machine leaves alone;
+Processor time for each response is what a regression raises and what other work on the machine leaves alone;
 ratios of the same round cancel the machine's speed.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from bench.hot_path.drive import Ask
+from bench.hot_path.drive import Call
 from bench.hot_path.measure import Bench, Samples, median_cpu_ratio, median_ratio, open_bench
 
 RUN_S = 0.4
@@ -21,21 +21,23 @@ LIMITS = {
     "plan's cpu, 1 in flight": 1.6,
     "plan's cpu, 64 in flight": 0.38,
     "plan's p50, 1 in flight": 1.6,
-    "stream's cpu, with ends, 64 in flight": 0.135,
+    "stream's cpu, with finishes, 64 in flight": 0.135,
     "stream's cpu, new ids, 64 in flight": 0.17,
 }
 _TWICE = " twice"
-STREAMS = ("stream, with ends", "stream, new ids")
+STREAMS = ("stream, with finishes", "stream, new ids")
 
 
 def measure_ratios(samples: Samples, suffix: str = "") -> dict[str, float]:
-    """Returns the guarded ratios to the echo, of the askers whose names end in `suffix`."""
-    plan, with_ends, new_ids = (f"{name}{suffix}" for name in ("plan", *STREAMS))
+    """Returns the guarded ratios to the echo, of the load generators whose names end in `suffix`."""
+    plan, with_finishes, new_ids = (f"{name}{suffix}" for name in ("plan", *STREAMS))
     return {
         "plan's cpu, 1 in flight": median_cpu_ratio(samples, (plan, 1), ("echo", 1)),
         "plan's cpu, 64 in flight": median_cpu_ratio(samples, (plan, 64), ("echo", 64)),
         "plan's p50, 1 in flight": median_ratio(samples, (plan, 1), ("echo", 1), "p50_us"),
-        "stream's cpu, with ends, 64 in flight": median_cpu_ratio(samples, (with_ends, 64), ("echo", 64)),
+        "stream's cpu, with finishes, 64 in flight": median_cpu_ratio(
+            samples, (with_finishes, 64), ("echo", 64)
+        ),
         "stream's cpu, new ids, 64 in flight": median_cpu_ratio(samples, (new_ids, 64), ("echo", 64)),
     }
 
@@ -62,16 +64,17 @@ async def guard(rounds: int) -> bool:
 
 
 def _double(bench: Bench, *names: str) -> Bench:
-    """Returns the bench with askers besides the named ones that ask everything twice."""
+    """Returns the bench with load generators besides the named ones that make every call twice."""
 
-    def twice(ask: Ask) -> Ask:
-        async def ask_twice() -> float:
-            await ask()
-            return await ask()
+    def twice(call: Call) -> Call:
+        async def call_twice() -> float:
+            await call()
+            return await call()
 
-        return ask_twice
+        return call_twice
 
     doubled = {
-        f"{name}{_TWICE}": replace(bench.askers[name], ask=twice(bench.askers[name].ask)) for name in names
+        f"{name}{_TWICE}": replace(bench.load_generators[name], call=twice(bench.load_generators[name].call))
+        for name in names
     }
-    return replace(bench, askers=bench.askers | doubled)
+    return replace(bench, load_generators=bench.load_generators | doubled)

@@ -9,37 +9,44 @@ from itertools import islice
 
 import numpy as np
 
+from bench.decoding import decode_whole_request
 from bench.hot_path.exchange import encode_exchanges
-from bench.workload import Leg, Workload
+from bench.workload import EngineRequest, Workload
 from sidecar.decision.decide import decide
-from sidecar.model import Query
+from sidecar.model import Request
 from sidecar.policy.compiler import compile_policy
 from sidecar.policy.schema import Policy
-from sidecar.wire.request_codec import decode_query
 from worker_client._request import read_request
 
-LEGS = 512
+_SAMPLES = 512
 
 
 def time_decision(workload: Workload, duration_s: float) -> float:
-    """Returns the median microseconds of the decision alone, its query at hand."""
+    """Returns the median microseconds of the decision alone, its decoded request at hand."""
     policy = compile_policy(Policy())
-    exchanges = encode_exchanges(islice(workload.legs(), LEGS))
-    queries = [decode_query(exchange.question) for exchange in exchanges]
-    return _time_each([partial(decide, query, policy) for query in queries], duration_s)
+    exchanges = encode_exchanges(islice(workload.requests(), _SAMPLES))
+    requests = [decode_whole_request(exchange.standalone) for exchange in exchanges]
+    return _time_each([partial(decide, request, policy) for request in requests], duration_s)
 
 
 def time_helper(workload: Workload, duration_s: float) -> float:
     """Returns the median microseconds of reading the request and deciding about it."""
     policy = compile_policy(Policy())
-    legs = list(islice(workload.legs(), LEGS))
-    queries = [decode_query(exchange.question) for exchange in encode_exchanges(legs)]
+    engine_requests = list(islice(workload.requests(), _SAMPLES))
+    requests = [decode_whole_request(exchange.standalone) for exchange in encode_exchanges(engine_requests)]
 
-    def help_with(leg: Leg, query: Query) -> object:
-        read_request(leg.request, leg.context, phase=leg.phase, headers=leg.headers)
-        return decide(query, policy)
+    def help_with(engine_request: EngineRequest, request: Request) -> object:
+        read_request(
+            engine_request.request,
+            engine_request.context,
+            phase=engine_request.phase,
+            headers=engine_request.headers,
+        )
+        return decide(request, policy)
 
-    return _time_each([partial(help_with, *pair) for pair in zip(legs, queries, strict=True)], duration_s)
+    return _time_each(
+        [partial(help_with, *pair) for pair in zip(engine_requests, requests, strict=True)], duration_s
+    )
 
 
 def _time_each(calls: list[Callable[[], object]], duration_s: float) -> float:

@@ -1,4 +1,4 @@
-"""The askers that are compared to the sidecar alone: the client, a bare unary echo, and raw sockets."""
+"""The load generators beside the sidecar alone: the client, a bare unary echo, and raw sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from bench.hot_path import echo_server
-from bench.hot_path.drive import Ask
+from bench.hot_path.drive import Call
 from bench.hot_path.exchange import encode_exchanges
 from bench.workload import ENGINE, Workload
 from worker_client import ClientConfig, Origin, RoutingHintClient
@@ -22,13 +22,13 @@ PATIENT_S = 30.0
 PREPARED = 4_096
 
 
-class NotAskedError(Exception):
-    """The client answered without the sidecar, so its time says nothing about asking."""
+class SidecarBypassedError(Exception):
+    """The client decided without the sidecar, so its time says nothing about the call."""
 
 
 @asynccontextmanager
 async def open_client(path: Path) -> AsyncIterator[RoutingHintClient]:
-    """A client whose every answer is the sidecar's: no deadline hurries it."""
+    """A client whose every decision is the sidecar's: no deadline ends a call."""
     config = ClientConfig(
         target=f"unix://{path}", known_timeout_s=PATIENT_S, unknown_timeout_s=PATIENT_S, worker_id="bench"
     )
@@ -36,24 +36,28 @@ async def open_client(path: Path) -> AsyncIterator[RoutingHintClient]:
         yield client
 
 
-def make_plan_asker(client: RoutingHintClient, workload: Workload) -> Ask:
+def make_plan_call(client: RoutingHintClient, workload: Workload) -> Call:
     """Plans one request and ends it, as a worker does around its engine call; timed until the plan is there.
 
     The requests exist beforehand, as the peers' payloads do.
     """
-    legs = cycle(list(islice(workload.legs(), PREPARED)))
+    requests = cycle(list(islice(workload.requests(), PREPARED)))
 
-    async def ask() -> float:
-        leg = next(legs)
+    async def call() -> float:
+        engine_request = next(requests)
         async with client.plan(
-            leg.request, leg.context, phase=leg.phase, engine=ENGINE, headers=leg.headers
+            engine_request.request,
+            engine_request.context,
+            phase=engine_request.phase,
+            engine=ENGINE,
+            headers=engine_request.headers,
         ) as plan:
             planned_at = time.perf_counter()
-            if plan.answer.origin is not Origin.SIDECAR:
-                raise NotAskedError(plan.reason)
+            if plan.decision.origin is not Origin.SIDECAR:
+                raise SidecarBypassedError(plan.reason)
         return planned_at
 
-    return ask
+    return call
 
 
 @asynccontextmanager
@@ -64,36 +68,36 @@ async def open_echo(path: Path) -> AsyncIterator[Callable[[bytes], Awaitable[byt
         yield method
 
 
-def make_echo_asker(method: Callable[[bytes], Awaitable[bytes]], workload: Workload) -> Ask:
-    """Echoes as many bytes as the workload's questions and answers have."""
-    exchanges = encode_exchanges(islice(workload.legs(), PREPARED))
+def make_echo_call(method: Callable[[bytes], Awaitable[bytes]], workload: Workload) -> Call:
+    """Echoes as many bytes as the workload's requests and responses have."""
+    exchanges = encode_exchanges(islice(workload.requests(), PREPARED))
     payloads = cycle(
         [
-            exchange.answer_bytes.to_bytes(4, "big") + bytes(exchange.question_bytes - 4)
+            exchange.response_bytes.to_bytes(4, "big") + bytes(exchange.request_bytes - 4)
             for exchange in exchanges
         ]
     )
 
-    async def ask() -> float:
+    async def call() -> float:
         await method(next(payloads))
         return time.perf_counter()
 
-    return ask
+    return call
 
 
 class RawPool:
-    """Connections to the raw server; each carries one question at a time."""
+    """Connections to the raw server; each carries one request at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def call(self, payload: bytes, answer_bytes: int) -> None:
-        """Sends a question and reads its answer."""
+    async def call(self, payload: bytes, response_bytes: int) -> None:
+        """Sends a request and reads its response."""
         connection = self._idle.pop() if self._idle else await asyncio.open_unix_connection(str(self._path))
         reader, writer = connection
         writer.write(payload)
-        await reader.readexactly(answer_bytes)
+        await reader.readexactly(response_bytes)
         self._idle.append(connection)
 
     async def close(self) -> None:
@@ -104,26 +108,26 @@ class RawPool:
 
 
 @asynccontextmanager
-async def open_raw(path: Path, workload: Workload) -> AsyncIterator[Ask]:
-    """Moves as many bytes as the workload's questions and answers have."""
+async def open_raw(path: Path, workload: Workload) -> AsyncIterator[Call]:
+    """Moves as many bytes as the workload's requests and responses have."""
     payloads = cycle(
         [
             (
-                exchange.question_bytes.to_bytes(4, "big")
-                + exchange.answer_bytes.to_bytes(4, "big")
-                + bytes(exchange.question_bytes - 8),
-                exchange.answer_bytes,
+                exchange.request_bytes.to_bytes(4, "big")
+                + exchange.response_bytes.to_bytes(4, "big")
+                + bytes(exchange.request_bytes - 8),
+                exchange.response_bytes,
             )
-            for exchange in encode_exchanges(islice(workload.legs(), PREPARED))
+            for exchange in encode_exchanges(islice(workload.requests(), PREPARED))
         ]
     )
     pool = RawPool(path)
 
-    async def ask() -> float:
+    async def call() -> float:
         await pool.call(*next(payloads))
         return time.perf_counter()
 
     try:
-        yield ask
+        yield call
     finally:
         await pool.close()

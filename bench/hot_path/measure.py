@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from bench.hot_path import in_process
-from bench.hot_path.drive import Ask, Sample, drive
+from bench.hot_path.drive import Call, Sample, drive
 from bench.hot_path.load_generator import (
     PREPARED,
-    make_echo_asker,
-    make_plan_asker,
+    make_echo_call,
+    make_plan_call,
     open_client,
     open_echo,
     open_raw,
@@ -26,56 +26,56 @@ from bench.workload import Workload
 from worker_client._send_queue import MAX_BATCH_ITEMS
 
 CONVERSATIONS = 1_000
-STRANGERS = 16_384
-"""Conversations that the sidecar has forgotten when they come again."""
+COLD_CONVERSATIONS = 16_384
+"""More conversations than the sidecar caches decisions of, so that each is cold when it returns."""
 FEW_HEADERS, MANY_HEADERS = 5, 40
 STREAM_SHAPE = {"batch": MAX_BATCH_ITEMS, "count": 2}
 WARM_UP_S = 0.3
 
 Samples = dict[tuple[str, int], list[Sample]]
-"""By asker and number in flight, one for each round."""
+"""By load generator and number in flight, one for each round."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class LoadGenerator:
     """One of the things that are compared.
 
     Attributes:
-        answers_per_ask: how many answers one call of `ask` gets.
+        responses_per_call: how many responses one call gets.
     """
 
-    ask: Ask
+    call: Call
     server: ServerProcess
-    answers_per_ask: int = 1
+    responses_per_call: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The processes of a run, and what asks them."""
+    """The processes of a run, and what drives them."""
 
     sidecar: ServerProcess
     echo: Callable[[bytes], Awaitable[bytes]]
-    askers: dict[str, Asker]
+    load_generators: dict[str, LoadGenerator]
 
     async def sample(
         self, in_flight: tuple[int, ...], rounds: int, duration_s: float, *names: str
     ) -> Samples:
-        """Drives the named askers in turns; each run of each takes `duration_s` seconds."""
+        """Drives the named load generators in turns; each run of each takes `duration_s` seconds."""
         samples: Samples = {}
         for name in names:
-            asker = self.askers[name]
-            lanes = max(max(in_flight) // asker.answers_per_ask, 1)
-            await drive(asker.ask, lanes, WARM_UP_S, asker.server.cpu_s)
+            load_generator = self.load_generators[name]
+            workers = max(max(in_flight) // load_generator.responses_per_call, 1)
+            await drive(load_generator.call, workers, WARM_UP_S, load_generator.server.cpu_s)
         for _ in range(rounds):
             for number in in_flight:
                 for name in names:
-                    asker = self.askers[name]
+                    load_generator = self.load_generators[name]
                     sample = await drive(
-                        asker.ask,
-                        max(number // asker.answers_per_ask, 1),
+                        load_generator.call,
+                        max(number // load_generator.responses_per_call, 1),
                         duration_s,
-                        asker.server.cpu_s,
-                        answers_per_ask=asker.answers_per_ask,
+                        load_generator.server.cpu_s,
+                        responses_per_call=load_generator.responses_per_call,
                     )
                     samples.setdefault((name, number), []).append(sample)
         return samples
@@ -92,25 +92,28 @@ async def open_bench() -> AsyncIterator[Bench]:
         raw_server = await stack.enter_async_context(_start_peer("raw_server", folder / "raw.sock"))
         client = await stack.enter_async_context(open_client(sidecar.socket_path))
         echo = await stack.enter_async_context(open_echo(echo_server.socket_path))
-        strangers = Workload(STRANGERS, FEW_HEADERS)
+        cold_conversations = Workload(COLD_CONVERSATIONS, FEW_HEADERS)
         streams = {
             "stream": open_streams(sidecar.socket_path, few, PREPARED, **STREAM_SHAPE),
-            "stream, with ends": open_streams(
-                sidecar.socket_path, few, PREPARED, **STREAM_SHAPE, has_ends=True
+            "stream, with finishes": open_streams(
+                sidecar.socket_path, few, PREPARED, **STREAM_SHAPE, has_finishes=True
             ),
-            "stream, new ids": open_streams(sidecar.socket_path, strangers, STRANGERS, **STREAM_SHAPE),
+            "stream, new ids": open_streams(
+                sidecar.socket_path, cold_conversations, COLD_CONVERSATIONS, **STREAM_SHAPE
+            ),
         }
         raw = await stack.enter_async_context(open_raw(raw_server.socket_path, few))
-        plan, plan_many = make_plan_asker(client, few), make_plan_asker(client, many)
-        askers = {
-            "plan": Asker(plan, sidecar),
-            "plan, 40 headers": Asker(plan_many, sidecar),
-            "echo": Asker(make_echo_asker(echo, few), echo_server),
-            "raw": Asker(raw, raw_server),
+        plan, plan_many = make_plan_call(client, few), make_plan_call(client, many)
+        load_generators = {
+            "plan": LoadGenerator(plan, sidecar),
+            "plan, 40 headers": LoadGenerator(plan_many, sidecar),
+            "echo": LoadGenerator(make_echo_call(echo, few), echo_server),
+            "raw": LoadGenerator(raw, raw_server),
         }
         for name, opening in streams.items():
-            askers[name] = Asker(await stack.enter_async_context(opening), sidecar, MAX_BATCH_ITEMS)
-        yield Bench(sidecar, echo, askers)
+            call = await stack.enter_async_context(opening)
+            load_generators[name] = LoadGenerator(call, sidecar, MAX_BATCH_ITEMS)
+        yield Bench(sidecar, echo, load_generators)
 
 
 def _start_peer(module: str, path: Path) -> ServerProcess:
@@ -124,7 +127,7 @@ def median_ratio(samples: Samples, ours: tuple[str, int], theirs: tuple[str, int
 
 
 def median_cpu_ratio(samples: Samples, ours: tuple[str, int], theirs: tuple[str, int]) -> float:
-    """Returns the median ratio of the processor time of client and server together, for each answer."""
+    """Returns the median ratio of the processor time of client and server together, for each response."""
     pairs = zip(samples[ours], samples[theirs], strict=True)
     return statistics.median(
         (our.client_cpu_s + our.server_cpu_s) / (their.client_cpu_s + their.server_cpu_s)

@@ -32,23 +32,27 @@ class Growth:
 
 
 async def measure_growth(sessions: int) -> Growth:
-    """Plans one request of each of `sessions` sessions, against a sidecar that was asked nothing before."""
+    """Plans one request of each of `sessions` sessions, against a fresh sidecar."""
     with tempfile.TemporaryDirectory(prefix="rh-bench-") as name:
         async with start_sidecar(Path(name)) as sidecar:
             return await _measure_growth(sidecar, sessions)
 
 
 async def _measure_growth(sidecar: ServerProcess, sessions: int) -> Growth:
-    legs = Workload(sessions, 5).legs()
+    requests = Workload(sessions, 5).requests()
     me = psutil.Process()
     idle, client_before = sidecar.rss_bytes(), me.memory_info().rss
     async with open_client(sidecar.socket_path) as client:
 
         async def repeat() -> None:
             for _ in range(sessions // IN_FLIGHT):
-                leg = next(legs)
+                engine_request = next(requests)
                 async with client.plan(
-                    leg.request, leg.context, phase=leg.phase, engine=ENGINE, headers=leg.headers
+                    engine_request.request,
+                    engine_request.context,
+                    phase=engine_request.phase,
+                    engine=ENGINE,
+                    headers=engine_request.headers,
                 ):
                     pass
 

@@ -1,6 +1,6 @@
 """The floor: length-prefixed bytes over a Unix socket, with neither gRPC nor protobuf.
 
-A request is its own size, the size of the answer (4 bytes big-endian each) and filler.
+A request is its own size, the size of its response (4 bytes big-endian each) and filler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import uvloop
 async def serve(path: str) -> None:
     """Serves until the process is killed."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 head = await reader.readexactly(8)
@@ -24,7 +24,7 @@ async def serve(path: str) -> None:
             writer.close()
 
     # All 256 in flight connect at once, which asyncio's default of 100 would refuse.
-    server = await asyncio.start_unix_server(answer, path, backlog=1_024)
+    server = await asyncio.start_unix_server(respond, path, backlog=1_024)
     async with server:
         await server.serve_forever()
 

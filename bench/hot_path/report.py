@@ -17,7 +17,7 @@ from bench.hot_path.drive import Sample
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of the design, held against what it must be.
+    """One figure, held against what it must be (docs/performance.md).
 
     Attributes:
         value: what was measured.
@@ -47,7 +47,7 @@ class Report:
 
     figures: list[Figure] = field(default_factory=list)
     samples: dict[str, Sample] = field(default_factory=dict)
-    """Medians over the rounds, by asker and number in flight."""
+    """Medians over the rounds, by load generator and number in flight."""
     facts: dict[str, float] = field(default_factory=dict)
     """What has no bound, by name with unit."""
 
@@ -63,7 +63,9 @@ class Report:
     def show(self) -> None:
         """Prints the report."""
         console = Console(width=118)
-        latency = Table("asker, in flight", "p50 us", "p99 us", "answers/s", "client CPU s", "server CPU s")
+        latency = Table(
+            "load generator, in flight", "p50 us", "p99 us", "responses/s", "client CPU s", "server CPU s"
+        )
         for name, sample in self.samples.items():
             latency.add_row(
                 name,
@@ -73,7 +75,7 @@ class Report:
                 f"{sample.client_cpu_s:.2f}",
                 f"{sample.server_cpu_s:.2f}",
             )
-        latency.caption = "medians over the rounds; CPU seconds per 100,000 answers"
+        latency.caption = "medians over the rounds; CPU seconds per 100,000 responses"
         figures = Table("figure", "measured", "must", "aim", "")
         for figure in self.figures:
             figures.add_row(

@@ -10,21 +10,17 @@ import simpy
 
 from bench.placement.engine import EngineShape
 from bench.placement.request import Request
-from sidecar.model import (
-    AdpRouter,
-    ConversationHash,
-    Engine,
-    FinishReport,
-    Phase,
-    PlacementKey,
-    Query,
-    RankDirective,
-)
+from routing_hints.conversation_id import ConversationHash
+from routing_hints.metrics import MetricStore
+from routing_hints.vocabulary import AdpRouter, Phase, RankDirective
+from sidecar.model import Engine, FinishReport, PlacementKey
+from sidecar.model import Request as EngineRequest
+from sidecar.placement.first_rank import choose_preferred
 from sidecar.placement.placement import Placement, Ticket
-from sidecar.policy.compiled import PlacementSettings
+from sidecar.placement.settings import PlacementSettings
 from sidecar.policy.compiler import compile_policy
 from sidecar.policy.schema import Policy
-from sidecar.telemetry.counters import Counters
+from sidecar.telemetry import metrics
 
 _STREAM = 1
 
@@ -52,7 +48,7 @@ ENGINE_OPTIONS = (
     Contender("engine, least queued", "least_queued"),
     Contender("engine, least tokens", "least_tokens"),
 )
-RENDEZVOUS = Contender("sidecar, rendezvous", "default", replace(_DEFAULTS, first_by_hash=True))
+RENDEZVOUS = Contender("sidecar, rendezvous", "default", replace(_DEFAULTS, choose_first=choose_preferred))
 LEAST_LOAD = Contender("sidecar, least load", "default", _DEFAULTS)
 CONTENDERS = (NO_AFFINITY, RENDEZVOUS, ENGINE_DEFAULT, *ENGINE_OPTIONS, LEAST_LOAD)
 
@@ -63,12 +59,12 @@ def weigh_residents(weight: float) -> Contender:
 
 
 class Placer:
-    """Asks the sidecar's placement as a worker does, and reports as it does."""
+    """Calls the sidecar's placement as a worker's requests do, and reports as a worker does."""
 
     def __init__(self, env: simpy.Environment, settings: PlacementSettings, shape: EngineShape) -> None:
         clock: Callable[[], float] = lambda: float(env.now)  # noqa: E731
-        self._placement = Placement(clock, Counters(), lambda phase: None)
-        self._settings = settings
+        store = MetricStore(metrics.TABLE)
+        self._placement = Placement(clock, store, lambda: settings, lambda phase: None)
         self._engine = Engine(
             adp_router=AdpRouter.DEFAULT, dp_size=shape.ranks, max_active_requests=shape.max_active
         )
@@ -77,27 +73,26 @@ class Placer:
     def place(self, request: Request) -> str:
         """Sets the request's rank; returns the decision, empty while placement pauses."""
         number = next(self._numbers)
-        query = Query(
+        engine_request = EngineRequest(
             Phase.PREFILL,
             request_id=str(number),
             engine=self._engine,
             prompt_tokens=request.prompt_tokens,
         )
         key = PlacementKey(ConversationHash(request.conversation), ConversationHash(""), "")
-        self._placement.expire(self._settings)
-        proposal = self._placement.propose(query, key, self._settings)
+        proposal = self._placement.propose(engine_request, key)
         if proposal is None:
             return ""
-        self._placement.commit(proposal, self._settings, Ticket(str(number), (_STREAM, number)))
+        self._placement.commit(proposal, Ticket(str(number), (_STREAM, number)))
         request.rank_hint = proposal.rank
         return str(number)
 
-    def finish(self, request: Request, decision: str) -> None:
+    def finish(self, request: Request, decision_id: str) -> None:
         """Reports where a request ran and what was cached there."""
         report = FinishReport(
-            request_id=decision,
+            request_id=decision_id,
             phase=Phase.PREFILL,
-            decision_id=decision,
+            decision_id=decision_id,
             outcome=1,
             applied_directive=RankDirective.PLACE,
             id_attached=False,

@@ -1,6 +1,6 @@
 """A million conversations through a real sidecar process: memory, and the time of one decision.
 
-`make bench-placement-memory`. It ends with 1 if the process grew by more than the design allows. The decision
+`make bench-placement-memory`. The exit code is 1 if the process grows by more than 64 MiB. The decision
 is held against a bare unary echo of the same sizes over the same kind of socket, in the same run.
 """
 
@@ -19,21 +19,22 @@ import psutil
 from rich.console import Console
 from rich.progress import track
 
+from bench.decoding import decode_whole_request
 from bench.hot_path.load_generator import open_echo
 from bench.process import ServerProcess
+from routing_hints.metrics import MetricStore
 from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
 from sidecar.decision.decide import apply_placement, decide
 from sidecar.placement.placement import Placement, Ticket
 from sidecar.policy.compiler import compile_policy
 from sidecar.policy.schema import Policy
-from sidecar.telemetry.counters import Counters
-from sidecar.wire.request_codec import decode_query
+from sidecar.telemetry import metrics
 
 CONVERSATIONS = 1_000_000
 MAX_GROWTH_MIB = 64.0
 _BATCH = 500
 _ECHOES = 3_000
-_ANSWER_BYTES = 160
+_RESPONSE_BYTES = 160
 _DECISIONS = 20_000
 _ENGINE = types_pb2.EngineProfile(
     instance_id="engine-start",
@@ -56,7 +57,7 @@ def make_request(number: int, turn: int = 0) -> service_pb2.EnrichRequest:
 
 
 async def send_all(target: str, process: psutil.Process) -> list[tuple[int, float]]:
-    """Sends every conversation once, each ended by the next message; returns MiB above idle as it goes."""
+    """Sends every conversation once; the next message finishes it. Returns MiB above idle as it goes."""
     grown: list[tuple[int, float]] = []
     idle_mib = process.memory_info().rss / 2**20
     async with grpc.aio.insecure_channel(target) as channel:
@@ -70,33 +71,33 @@ async def send_all(target: str, process: psutil.Process) -> list[tuple[int, floa
             ]
             await call.write(service_pb2.EnrichStreamRequest(hello=hello, items=items, finishes=finishes))
             response = await call.read()
-            finishes = [_end(result.response) for result in response.results]
+            finishes = [_finish(result.response) for result in response.results]
             if (begin + _BATCH) % 50_000 == 0:
                 grown.append((begin + _BATCH, process.memory_info().rss / 2**20 - idle_mib))
         call.cancel()
     return grown
 
 
-def _end(answer: service_pb2.EnrichResponse) -> service_pb2.Finish:
+def _finish(decision: service_pb2.EnrichResponse) -> service_pb2.Finish:
     return service_pb2.Finish(
         phase=types_pb2.PHASE_PREFILL,
-        decision_id=answer.decision_id,
+        decision_id=decision.decision_id,
         outcome=service_pb2.FINISH_OUTCOME_COMPLETED,
-        applied_directive=answer.rank_directive,
-        observed_dp_rank=answer.hints.dp_rank,
+        applied_directive=decision.rank_directive,
+        observed_dp_rank=decision.hints.dp_rank,
     )
 
 
 async def measure_echo(folder: Path) -> float:
-    """Returns the median seconds of a bare grpc.aio unary call with the sizes of a question and an answer."""
+    """Returns the median seconds of a bare grpc.aio unary call with the sizes of a request and a response."""
     path = folder / "echo.sock"
     size = make_request(0).ByteSize()
-    question = _ANSWER_BYTES.to_bytes(4, "big") + bytes(size - 4)
+    payload = _RESPONSE_BYTES.to_bytes(4, "big") + bytes(size - 4)
     times = []
     async with ServerProcess("bench.hot_path.echo_server", [str(path)], path), open_echo(path) as echo:
         for _ in range(_ECHOES):
             began = time.perf_counter()
-            await echo(question)
+            await echo(payload)
             times.append(time.perf_counter() - began)
     return statistics.median(times)
 
@@ -104,19 +105,19 @@ async def measure_echo(folder: Path) -> float:
 def measure_decisions(requests: list[service_pb2.EnrichRequest]) -> float:
     """Returns the median seconds of one decision with its placement, without codec and record."""
     policy = compile_policy(Policy())
-    placement = Placement(time.monotonic, Counters(), lambda phase: None)
+    store = MetricStore(metrics.TABLE)
+    placement = Placement(time.monotonic, store, lambda: policy.placement, lambda phase: None)
     times = []
-    for number, query in enumerate(map(decode_query, requests)):
+    for number, request in enumerate(map(decode_whole_request, requests)):
         began = time.perf_counter()
-        answer = decide(query, policy)
-        if answer.placement_key is None:
+        decision = decide(request, policy)
+        if decision.placement_key is None:
             raise RuntimeError("the request is not placed")
-        placement.expire(policy.placement)
-        proposal = placement.propose(query, answer.placement_key, policy.placement)
+        proposal = placement.propose(request, decision.placement_key)
         if proposal is None:
             raise RuntimeError("placement pauses")
-        apply_placement(query, answer, proposal.rank, proposal.decision)
-        placement.commit(proposal, policy.placement, Ticket(str(number), (1, number)))
+        apply_placement(request, decision, proposal.rank, proposal.placement)
+        placement.commit(proposal, Ticket(str(number), (1, number)))
         times.append(time.perf_counter() - began)
     return statistics.median(times)
 

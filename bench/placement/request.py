@@ -24,7 +24,7 @@ class Request:
         prompt_tokens: its length.
         arrived_s: when it reached the engine.
         done: succeeds when its prompt is computed.
-        rank_hint: the rank that was asked for, with relax; None for none.
+        rank_hint: the requested rank, with relax; None for none.
         rank: where it ran.
         cached_tokens: found in that rank's KV cache.
         left_tokens: still to compute.

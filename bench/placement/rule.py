@@ -3,7 +3,7 @@
 Facts: NVIDIA/TensorRT-LLM#16294 places a new conversation where the fewest requests are queued, #19130
 where the fewest tokens are. Neither puts more on a rank than it has slots (tests discussed in #19130;
 #17534 says what happens otherwise): the rank with the fewest requests has room if any has, that with
-the fewest tokens is looked for under the cap. All else is as in the stand-in's conversation router.
+the fewest tokens is looked for under the cap. All else is as in the fake engine's conversation router.
 """
 
 from __future__ import annotations

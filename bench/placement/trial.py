@@ -55,7 +55,7 @@ class Trial:
 
     def run(self) -> Outcome:
         """Returns what came of it."""
-        self._workload.start(self._env, self._ask, self._seed)
+        self._workload.start(self._env, self._serve, self._seed)
         self._env.run(until=self._workload.duration_s)
         ttft_s, prompt_tokens, cached_tokens = map(np.array, zip(*self._done, strict=True))
         work, ranks = self._engine.work, self._workload.engine.ranks
@@ -68,12 +68,12 @@ class Trial:
             requests=len(self._done),
         )
 
-    def _ask(self, request: Request) -> Generator[simpy.Event, Any, None]:
-        decision = self._placer.place(request) if self._placer is not None else ""
+    def _serve(self, request: Request) -> Generator[simpy.Event, Any, None]:
+        decision_id = self._placer.place(request) if self._placer is not None else ""
         self._engine.submit(request)
         yield request.done
-        if decision and self._placer is not None:
-            self._placer.finish(request, decision)
+        if decision_id and self._placer is not None:
+            self._placer.finish(request, decision_id)
         before = self._last_rank.get(request.conversation, request.rank)
         self._last_rank[request.conversation] = request.rank
         if request.arrived_s >= self._workload.warm_up_s:

@@ -1,4 +1,4 @@
-"""Who asks what and when: a synthetic fleet of agents, and a recorded trace."""
+"""Which requests come when: a synthetic fleet of agents, and a recorded trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import simpy
 from bench.placement.engine import EngineShape
 from bench.placement.request import BLOCK_TOKENS, Request
 
-Ask: TypeAlias = Callable[[Request], Generator[simpy.Event, Any, None]]
+Serve: TypeAlias = Callable[[Request], Generator[simpy.Event, Any, None]]
 """Takes a request to its end."""
 
 _BLOCKS_PER_CONVERSATION = 1_000_000
@@ -49,13 +49,13 @@ class AgentWorkload:
     duration_s: float = 600.0
     warm_up_s: float = 150.0
 
-    def start(self, env: simpy.Environment, ask: Ask, seed: int) -> None:
+    def start(self, env: simpy.Environment, serve: Serve, seed: int) -> None:
         """Lets the agents begin, spread over the time of a pause."""
         for agent in range(self.agents):
-            env.process(self._run_agent(env, ask, np.random.default_rng((seed, agent)), agent))
+            env.process(self._run_agent(env, serve, np.random.default_rng((seed, agent)), agent))
 
     def _run_agent(
-        self, env: simpy.Environment, ask: Ask, rng: np.random.Generator, agent: int
+        self, env: simpy.Environment, serve: Serve, rng: np.random.Generator, agent: int
     ) -> Generator[simpy.Event, Any, None]:
         yield env.timeout(rng.uniform(0, 2 * self.pause_s))
         number = agent
@@ -66,7 +66,7 @@ class AgentWorkload:
                 request = Request(
                     f"{number:016x}", self._name_blocks(number, tokens), tokens, env.now, env.event()
                 )
-                yield from ask(request)
+                yield from serve(request)
                 yield env.timeout(rng.lognormal(np.log(self.pause_s), 0.8))
                 tokens += self._draw(rng, task * self.growth_tokens)
                 if tokens > self.max_tokens:
@@ -94,15 +94,15 @@ class TraceWorkload:
     duration_s: float = 700.0
     warm_up_s: float = 150.0
 
-    def start(self, env: simpy.Environment, ask: Ask, seed: int) -> None:
+    def start(self, env: simpy.Environment, serve: Serve, seed: int) -> None:
         """Lets the requests come at their recorded times."""
         records = read_trace(self.path)
         hour_s = records[-1].at_s / self.speed
         begin_s = np.random.default_rng(seed).uniform(0, max(hour_s - self.duration_s, 0))
-        env.process(self._play(env, ask, records, begin_s))
+        env.process(self._play(env, serve, records, begin_s))
 
     def _play(
-        self, env: simpy.Environment, ask: Ask, records: list[Record], begin_s: float
+        self, env: simpy.Environment, serve: Serve, records: list[Record], begin_s: float
     ) -> Generator[simpy.Event, Any, None]:
         for record in records:
             at_s = record.at_s / self.speed - begin_s
@@ -110,7 +110,7 @@ class TraceWorkload:
                 continue
             yield env.timeout(at_s - env.now)
             request = Request(record.conversation, record.blocks, max(record.tokens, 1), env.now, env.event())
-            env.process(ask(request))
+            env.process(serve(request))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ def read_trace(path: Path) -> list[Record]:
     owner: dict[int, str] = {}
     for number, entry in enumerate(_read_lines(path)):
         blocks = tuple(entry["hash_ids"])
-        known = [owner[block] for block in blocks[1:] if block in owner]
-        conversation = known[-1] if known else f"{number:016x}"
+        owners = [owner[block] for block in blocks[1:] if block in owner]
+        conversation = owners[-1] if owners else f"{number:016x}"
         owner.update(dict.fromkeys(blocks[1:], conversation))
         records.append(Record(entry["timestamp"] / 1_000, conversation, entry["input_length"], blocks))
     return records

@@ -1,1 +1,1 @@
-"""Hours of trouble in minutes: a worker's mixed load while its sidecar is killed, stopped and restarted."""
+"""A soak: a worker's mixed load while its sidecar is killed, stopped and restarted."""

@@ -1,4 +1,4 @@
-"""Trouble for a sidecar, at random moments."""
+"""Faults of a sidecar, injected at random moments."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ RELOAD_EVERY_S = 10.0
 _POLICIES = ("router_rank_absent", "always")
 
 
-class FaultMaker:
+class FaultInjector:
     """Kills, stops, drains and restarts a sidecar.
 
     Attributes:
-        made: how often each fault was made.
+        made: how often each fault was injected.
     """
 
     def __init__(self, sidecar: ServerProcess, dice: random.Random) -> None:
@@ -32,7 +32,7 @@ class FaultMaker:
         self._dice = dice
 
     async def run(self) -> None:
-        """Makes faults until it is cancelled; the sidecar runs whenever no fault is being made."""
+        """Injects faults until it is cancelled; between faults the sidecar runs."""
         faults = (self._kill, self._stop, self._drain, self._remove_socket)
         while True:
             await asyncio.sleep(self._dice.uniform(*PAUSE_S))
@@ -76,7 +76,7 @@ async def change_policy(path: Path) -> None:
 
 
 def write_policy(path: Path, turn: int) -> None:
-    """Writes one of two policies that differ in revision alone, in one step."""
+    """Writes one of two policies that differ in revision alone; the replacement is atomic."""
     text = f"operational:\n  placement:\n    when: {_POLICIES[turn % len(_POLICIES)]}\n"
     handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "w") as file:

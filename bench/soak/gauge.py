@@ -36,7 +36,7 @@ class Gauge:
             await asyncio.sleep(EVERY_S)
 
     async def watch_loop(self) -> None:
-        """Follows how late the loop is, until cancelled: no plan can be on time in a loop that is not."""
+        """Follows the event loop's delay until cancelled; no plan is on time in a delayed loop."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + BEAT_S
@@ -46,7 +46,7 @@ class Gauge:
     @property
     def client_growth_mib(self) -> float:
         """Growth of this process over the second half, once every table is as full as it gets."""
-        return _late(self._client_mib) - _middle(self._client_mib)
+        return _end(self._client_mib) - _middle(self._client_mib)
 
     @property
     def client_slope_mib_per_min(self) -> float:
@@ -68,7 +68,7 @@ def _middle(samples: list[float]) -> float:
     return statistics.median(samples[len(samples) // 2 : len(samples) * 6 // 10 + 1])
 
 
-def _late(samples: list[float]) -> float:
+def _end(samples: list[float]) -> float:
     return statistics.median(samples[len(samples) * 9 // 10 :])
 
 

@@ -1,28 +1,28 @@
-"""What every plan of a soak must be, and what it was."""
+"""Checks every plan of a soak."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 
-from worker_client import Origin, Phase, Plan, RankDirective
+from worker_client import Decision, Origin, Phase, RankDirective
 
 _LATENCIES = 100_000
 _Conversation = tuple[Phase, str]
 
 
 class Ledger:
-    """Holds each plan against what its conversation was told before.
+    """Checks each plan against the earlier decisions of its conversation.
 
     Attributes:
-        origins: plans by who answered.
+        origins: plans by who decided.
         requests: plans so far.
         latencies_s: how long each of the latest plans took.
         longest_s: how long the slowest of all took.
         wrong_ids: another conversation's id, or one that nobody sent.
-        missing_ids: no id although a structured carrier names it, or although the client knows the
+        missing_ids: no id although a structured carrier names it, or although the client remembers the
             conversation under the policy in force.
-        moved_ranks: a rank from memory that is not the one that the conversation was told before, under the
-            same policy: where another one kept the router's rank in between, nothing was bound any more.
+        moved_ranks: a rank from memory that is not the conversation's earlier one under the same policy (if
+            another policy kept the router's rank in between, nothing is bound any more).
         errors: exceptions by type.
         cancelled: requests that were cancelled on purpose.
     """
@@ -40,36 +40,44 @@ class Ledger:
         # Policies count from the first; one that comes back is another, since memory holds what came last.
         self._policy_number = 0
         self._revision = ""
-        self._known_by: dict[_Conversation, int] = {}
+        self._remembered_by: dict[_Conversation, int] = {}
         self._placed: dict[_Conversation, tuple[int, int]] = {}
 
     def note(
-        self, plan: Plan, session_id: str, *, is_structured: bool, is_placing: bool, took_s: float
+        self,
+        phase: Phase,
+        decision: Decision,
+        session_id: str,
+        *,
+        is_structured: bool,
+        is_placing: bool,
+        took_s: float,
     ) -> None:
-        """Takes note of one plan.
+        """Checks one plan.
 
         Args:
-            plan: what the client said.
+            phase: the plan's phase.
+            decision: the plan's decision.
             session_id: what the request named; passed verbatim by every policy of the soak.
             is_structured: whether the client may resolve the carrier alone.
-            is_placing: whether the engine is one that is told a rank instead of an id.
-            took_s: seconds until the plan was there.
+            is_placing: whether the engine takes a rank instead of an id.
+            took_s: seconds until the plan was ready.
         """
-        self.origins[plan.answer.origin.value] += 1
+        self.origins[decision.origin.value] += 1
         self.requests += 1
         self.latencies_s.append(took_s)
         self.longest_s = max(self.longest_s, took_s)
-        key = (plan.phase, session_id)
-        self._follow_policy(plan.answer.policy_revision)
+        key = (phase, session_id)
+        self._follow_policy(decision.policy_revision)
         if is_placing:
-            self._check_rank(plan, key)
+            self._check_rank(decision, key)
         else:
-            self._check_id(plan, key, is_structured)
+            self._check_id(decision, key, is_structured)
 
     def forget(self, session_id: str) -> None:
-        """Drops what is known of a conversation that is over."""
+        """Drops a conversation that is over."""
         for phase in Phase:
-            self._known_by.pop((phase, session_id), None)
+            self._remembered_by.pop((phase, session_id), None)
             self._placed.pop((phase, session_id), None)
 
     def _follow_policy(self, revision: str) -> None:
@@ -77,25 +85,23 @@ class Ledger:
             self._revision = revision
             self._policy_number += 1
 
-    def _check_id(self, plan: Plan, key: _Conversation, is_structured: bool) -> None:
-        answer = plan.answer
-        if answer.conversation_id is None:
-            is_known = self._known_by.get(key) == self._policy_number
-            self.missing_ids += is_structured or is_known
-        elif answer.conversation_id != key[1]:
+    def _check_id(self, decision: Decision, key: _Conversation, is_structured: bool) -> None:
+        if decision.conversation_id is None:
+            is_remembered = self._remembered_by.get(key) == self._policy_number
+            self.missing_ids += is_structured or is_remembered
+        elif decision.conversation_id != key[1]:
             self.wrong_ids += 1
-        if answer.origin is Origin.SIDECAR:
-            self._known_by[key] = self._policy_number
+        if decision.origin is Origin.SIDECAR:
+            self._remembered_by[key] = self._policy_number
 
-    def _check_rank(self, plan: Plan, key: _Conversation) -> None:
-        answer = plan.answer
-        if answer.directive is not RankDirective.PLACE or answer.dp_rank is None:
+    def _check_rank(self, decision: Decision, key: _Conversation) -> None:
+        if decision.directive is not RankDirective.PLACE or decision.dp_rank is None:
             return
-        told = (self._policy_number, answer.dp_rank)
-        # An answer that came too late for its own request is remembered and was never seen here.
+        sent = (self._policy_number, decision.dp_rank)
+        # A response that missed its own request's deadline is remembered by the client and never seen here.
         placed = self._placed.get(key)
         is_comparable = placed is not None and placed[0] == self._policy_number
-        if answer.origin is Origin.SIDECAR or not is_comparable:
-            self._placed[key] = told
+        if decision.origin is Origin.SIDECAR or not is_comparable:
+            self._placed[key] = sent
         else:
-            self.moved_ranks += told != placed
+            self.moved_ranks += sent != placed

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.process import start_sidecar
-from bench.soak.fault import FaultMaker, change_policy, write_policy
+from bench.process import START_TIMEOUT_S, start_sidecar
+from bench.soak.fault import FaultInjector, change_policy, write_policy
 from bench.soak.gauge import Gauge
 from bench.soak.ledger import Ledger
 from bench.soak.load import Load
@@ -23,14 +23,14 @@ MAX_CLIENT_GROWTH_MIB = 16.0
 MAX_SIDECAR_GROWTH_MIB = 64.0
 MAX_NEW_FILES = 4
 _MEMORY_ENTRIES = 65_536
-# A plan may meet a late loop when it is asked, when its deadline fires, and when it goes on.
+# The loop may be delayed when a plan begins, when its deadline fires, and when it goes on.
 _MOST_DELAYS = 3
 _SLACK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class SoakReport:
-    """What a soak saw; `complaints` is empty for a clean one."""
+    """The figures of a soak; `complaints` is empty for a clean one."""
 
     seconds: float
     seed: int
@@ -40,7 +40,7 @@ class SoakReport:
     cancelled: int
     faults: dict[str, int]
     unexpected_exceptions: dict[str, int]
-    defects: dict[str, int]
+    internal_errors: dict[str, int]
     wrong_ids: int
     missing_ids: int
     moved_ranks: int
@@ -64,7 +64,7 @@ class SoakReport:
 
 
 async def soak(seconds: float, *, fails_open: bool = True, seed: int = 1) -> SoakReport:
-    """Runs a worker's load against a sidecar in trouble.
+    """Runs a worker's load against a sidecar into which faults are injected.
 
     Args:
         seconds: how long.
@@ -86,8 +86,8 @@ async def soak(seconds: float, *, fails_open: bool = True, seed: int = 1) -> Soa
         async with sidecar:
             idle_mib = sidecar.rss_bytes() / 2**20
             async with RoutingHintClient(config) as client:
-                gauge, faults = Gauge(sidecar), FaultMaker(sidecar, dice)
-                await _await_first_answer(client)
+                gauge, faults = Gauge(sidecar), FaultInjector(sidecar, dice)
+                await asyncio.wait_for(_await_first_decision(client), START_TIMEOUT_S)
                 tasks_before = len(asyncio.all_tasks())
                 runs = [
                     asyncio.create_task(run)
@@ -120,17 +120,19 @@ async def soak(seconds: float, *, fails_open: bool = True, seed: int = 1) -> Soa
     )
 
 
-async def _await_first_answer(client: RoutingHintClient) -> None:
-    """Returns once the stream is up, so that its tasks are there before tasks are counted."""
-    leg = Workload(1, 5).leg_of(0, 0)
+async def _await_first_decision(client: RoutingHintClient) -> None:
+    """Returns once the stream is up, so that its tasks exist before tasks are counted."""
+    engine_request = Workload(1, 5).request_of(0, 0)
     while client.stats().get("plans", {}).get("sidecar", 0) == 0:
-        await client.plan(leg.request, leg.context, phase=leg.phase, engine=ENGINE)
+        await client.plan(
+            engine_request.request, engine_request.context, phase=engine_request.phase, engine=ENGINE
+        )
 
 
 def _report(
     ledger: Ledger,
     gauge: Gauge,
-    faults: FaultMaker,
+    faults: FaultInjector,
     stats: dict[str, dict[str, int]],
     *,
     seconds: float,
@@ -141,13 +143,13 @@ def _report(
 ) -> SoakReport:
     latencies_ms = np.array(ledger.latencies_s) * 1_000
     deadline_ms = (ClientConfig().unknown_timeout_s + _MOST_DELAYS * gauge.longest_delay_s + _SLACK_S) * 1_000
-    defects = stats.get("defects", {})
+    internal_errors = stats.get("internal_errors", {})
     lost = stats.get("finishes_lost", {}).get("", 0)
     new_files = gauge.client_files[-1] - gauge.client_files[min(2, len(gauge.client_files) - 1)]
     sidecar_growth = gauge.sidecar_most_mib - idle_mib
     checks = (
         ("unexpected exceptions", sum(ledger.errors.values()) > 0),
-        ("defects", sum(defects.values()) > 0),
+        ("internal errors", sum(internal_errors.values()) > 0),
         ("wrong ids", ledger.wrong_ids > 0),
         ("missing ids", ledger.missing_ids > 0),
         ("moved ranks", ledger.moved_ranks > 0),
@@ -157,8 +159,8 @@ def _report(
         ("the sidecar grows", sidecar_growth > MAX_SIDECAR_GROWTH_MIB),
         ("file descriptors leak", new_files > MAX_NEW_FILES),
         ("tasks leak", tasks_left > 0),
-        ("no fault was made", not faults.made),
-        ("the sidecar never answered", not ledger.origins["sidecar"]),
+        ("no fault was injected", not faults.made),
+        ("the sidecar never decided", not ledger.origins["sidecar"]),
     )
     return SoakReport(
         seconds=seconds,
@@ -169,7 +171,7 @@ def _report(
         cancelled=ledger.cancelled,
         faults=dict(faults.made),
         unexpected_exceptions=dict(ledger.errors),
-        defects=defects,
+        internal_errors=internal_errors,
         wrong_ids=ledger.wrong_ids,
         missing_ids=ledger.missing_ids,
         moved_ranks=ledger.moved_ranks,

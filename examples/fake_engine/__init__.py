@@ -1,11 +1,11 @@
-"""A stand-in for TensorRT-LLM: as strict about its parameters, and placing as its routers place.
+"""A fake of the TensorRT-LLM engine: as strict about its parameters, and placing as its routers place.
 
 It runs no model. It refuses what the real engine refuses and dies of what the real engine dies of, so a
-request that gets through it says something. `Release` describes the kinds of releases; `install` makes
-one importable as `tensorrt_llm`; `StandInLLM` takes requests and records them.
+request that passes it is well formed. `Release` describes the kinds of releases; `install` makes
+one importable as `tensorrt_llm`; `FakeLLM` takes requests and records them.
 """
 
-from examples.fake_engine.engine import StandInLLM
+from examples.fake_engine.engine import FakeLLM
 from examples.fake_engine.release import (
     CONVERSATION_PARAMS,
     DISAGGREGATED_PARAMS,
@@ -29,9 +29,9 @@ __all__ = [
     "CompletionOutput",
     "EngineCall",
     "EngineDeadError",
+    "FakeLLM",
     "GenerationResult",
     "Release",
     "RequestOutput",
-    "StandInLLM",
     "install",
 ]

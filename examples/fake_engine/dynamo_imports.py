@@ -146,7 +146,7 @@ def install(release: Release) -> None:
     """Makes everything importable, beside what `release.install` has made importable.
 
     Args:
-        release: What `tensorrt_llm` stands in for.
+        release: The release of `tensorrt_llm` to fake.
     """
     for module, names in _UNUSED.items():
         _provide(module, {name: _unusable(f"{module}.{name}") for name in names})
@@ -193,7 +193,7 @@ def _provide(module: str, names: dict[str, Any]) -> None:
 
 def _unusable(name: str) -> type[Any]:
     def refuse(*_: object, **__: object) -> None:
-        raise NotImplementedError(f"the stand-in engine has no {name}")
+        raise NotImplementedError(f"the fake engine has no {name}")
 
     return type(name.rpartition(".")[2], (), {"__init__": refuse})
 
@@ -215,5 +215,5 @@ def _make_disagg_ids(release: Release) -> Any:
     def of_process(node_id: int, process_id: int) -> int:
         return node_id << 40 | process_id << 34 | next(iterator)
 
-    # The signature changed with 1.3.0rc22; Dynamo's handlers tell by it.
+    # The signature changed with 1.3.0rc22; Dynamo's handlers detect the release by it.
     return of_machine if release.conversation_params is None else of_process

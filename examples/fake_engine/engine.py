@@ -21,8 +21,8 @@ from examples.fake_engine.scheduler import EngineCall, Scheduler
 ROUTERS = ("default", "kv_cache_aware", "conversation", "ignores_id")
 
 
-class StandInLLM:
-    """Stands in for `tensorrt_llm.LLM` of one release. A request runs while its result is iterated.
+class FakeLLM:
+    """Fake of `tensorrt_llm.LLM` of one release. A request runs while its result is iterated.
 
     Args:
         release: Decides which parameters and keywords exist.
@@ -38,7 +38,7 @@ class StandInLLM:
         on_end: Called with each call when it is over.
 
     Attributes:
-        args: What the engine is configured to.
+        args: The engine's configuration.
         calls: The recorded calls, oldest first; the last 100,000.
 
     Raises:
@@ -94,7 +94,7 @@ class StandInLLM:
 
         Raises:
             TypeError: A keyword or the class of a parameter is not this release's, or a generation
-                request lacks what the context leg has to hand over.
+                request lacks what the context phase hands over.
             EngineDeadError: The engine died before.
         """
         self._check(kwargs)
@@ -135,7 +135,7 @@ class StandInLLM:
         if params is not None and params.request_type == "generation_only":
             has_id = params.ctx_request_id is not None or params.disagg_request_id is not None
             if params.first_gen_tokens is None or not has_id:
-                raise TypeError("a generation request needs the context leg's request id and first tokens")
+                raise TypeError("a generation request needs the context phase's request id and first tokens")
 
 
 def _conversation_id(kwargs: dict[str, Any]) -> str | None:

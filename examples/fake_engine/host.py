@@ -1,4 +1,4 @@
-"""Runs a worker with the stand-in engine as its `tensorrt_llm`: `python -m examples.fake_engine.host`.
+"""Runs a worker with the fake engine as its `tensorrt_llm`: `python -m examples.fake_engine.host`.
 
     python -m examples.fake_engine.host --release conversation_params-1.3.0rc29 \
         examples/own_worker.py --role prefill --model-path MODEL
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from examples.fake_engine.engine import StandInLLM
+from examples.fake_engine.engine import FakeLLM
 from examples.fake_engine.prefix_cache import MAX_BLOCKS, TOKENS_PER_BLOCK
 from examples.fake_engine.release import RELEASES, Release, install
 from examples.fake_engine.scheduler import EngineCall
@@ -62,18 +62,18 @@ def make_llm_class(
     records_first_rank: bool = False,
     token_interval_s: float = 0.0,
     on_end: Callable[[EngineCall], None] = lambda call: None,
-) -> type[StandInLLM]:
+) -> type[FakeLLM]:
     """Returns a class that is called as `tensorrt_llm.LLM` of this release is.
 
     Args:
-        release: What it stands in for.
-        ignores_id: Its conversation router only balances, whatever it is told.
+        release: The release to fake.
+        ignores_id: Its conversation router ignores ids and only balances.
         records_first_rank: See `ConversationRouter`.
         token_interval_s: Seconds that each generated token takes.
         on_end: Called with each call when it is over.
     """
 
-    class LLM(StandInLLM):
+    class LLM(FakeLLM):
         """Takes what the real constructor takes; only what concerns attention DP has an effect."""
 
         tokenizer = None

@@ -16,7 +16,7 @@ REQUEST_TYPES = ("context_only", "generation_only", "context_and_generation")
 
 @dataclass(slots=True, kw_only=True)
 class DisaggregatedParams:
-    """What one leg of disaggregated serving hands to the other; no conversation in it.
+    """What one phase of disaggregated serving hands to the other; it holds no conversation.
 
     `ctx_dp_rank` is set by the context engine: the attention-DP rank that computed the prompt.
 

@@ -28,11 +28,11 @@ _COMMON_KEYWORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One kind of TensorRT-LLM release, as far as a worker can tell it from another.
+    """One kind of TensorRT-LLM release, as far as a worker can detect it.
 
     Attributes:
         name: The dialect's name, lower case.
-        version: What `tensorrt_llm.__version__` says.
+        version: The value of `tensorrt_llm.__version__`.
         conversation_params: None where the class does not exist.
         keywords: Everything that `generate_async` takes besides `inputs`.
     """
@@ -91,7 +91,7 @@ CONVERSATION_PARAMS = Release(
     keywords=_COMMON_KEYWORDS | {"priority", "conversation_params"},
 )
 
-# Which published release first has #18684 is not known here.
+# It is unknown which published release first has #18684.
 SUBAGENT_AFFINITY = Release(
     name="conversation_params",
     version="0.0.0+subagent.affinity",
@@ -113,8 +113,8 @@ def install(release: Release, *, llm_class: type[Any] | None = None) -> Iterator
     """Make `tensorrt_llm` importable as that release, and take it away again.
 
     Only `tensorrt_llm`, `tensorrt_llm.llmapi` and `tensorrt_llm.scheduling_params` exist, and in them
-    only the classes of parameters and of `attention_dp_config` that the release has: whatever else code
-    asks for is an ImportError.
+    only the classes of parameters and of `attention_dp_config` that the release has; any other import is
+    an ImportError.
 
     Args:
         release: What to make importable.

@@ -10,7 +10,7 @@ from typing import Any
 from examples.fake_engine.release import Release
 from examples.fake_engine.scheduler import EngineCall, Scheduler
 
-N_GENERATED = 3  # tokens of an answer without max_tokens; a context request always makes one
+N_GENERATED = 3  # tokens of an output without max_tokens; a context request always makes one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,6 +140,6 @@ class GenerationResult:
             first_gen_tokens=tokens,
             ctx_request_id=self._call.request_id if disagg_id is None else disagg_id,
             disagg_request_id=disagg_id,
-            opaque_state=b"stand-in",
+            opaque_state=b"fake-engine",
             ctx_dp_rank=self._call.rank,
         )

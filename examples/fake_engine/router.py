@@ -16,7 +16,7 @@ FAIR_SHARE_MULTIPLIER = 2  # the engine's default slack of the soft cap
 
 @dataclass(slots=True, kw_only=True)
 class RoutableRequest:
-    """What a router sees of a request; `conversation_id` is None where the engine was told none."""
+    """What a router sees of a request; `conversation_id` is None where none is attached."""
 
     request_id: int
     token_ids: Sequence[int]
@@ -25,7 +25,7 @@ class RoutableRequest:
 
     @property
     def explicit_rank(self) -> int | None:
-        """The rank that the caller asked for."""
+        """The rank that the caller requested."""
         if self.scheduling_params is None:
             return None
         rank: int | None = self.scheduling_params.attention_dp_rank
@@ -41,7 +41,7 @@ class RoutableRequest:
 
     @property
     def parent_id(self) -> str | None:
-        """The conversation near which to place a new one, where the release knows that parameter."""
+        """The conversation near which to place a new one, where the release has that parameter."""
         return getattr(self.scheduling_params, "subagent_affinity_id", None)
 
 
@@ -167,7 +167,7 @@ class ConversationRouter:
         max_sessions: Conversations remembered.
         records_first_rank: With NVIDIA/TensorRT-LLM#16815 an explicit rank of a new conversation
             becomes its binding and a bound conversation ignores one; before, an explicit rank is
-            honoured first and not remembered.
+            honored first and not remembered.
     """
 
     def __init__(self, max_sessions: int, records_first_rank: bool) -> None:

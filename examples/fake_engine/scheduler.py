@@ -26,7 +26,7 @@ class EngineCall:
 
     Attributes:
         kwargs: The keywords exactly as they were passed; the objects themselves, not copies.
-        conversation_id: What the engine was told, whatever the dialect. None: nothing.
+        conversation_id: The attached id, whatever the dialect. None: no id.
         rank: The attention-DP rank that got it. None: not placed yet.
         cached_tokens: Prompt tokens found in that rank's cache. None: not placed yet.
     """

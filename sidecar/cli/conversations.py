@@ -16,8 +16,8 @@ _HEADINGS = ("CONVERSATION", "WORKER", "PHASE", "RANK", "IN FLIGHT", "RESIDENT",
 
 
 @click.command()
-@click.option("--worker", default="", metavar="ID", help="Only those of this worker.")
-@click.option("--limit", default=100, show_default=True, help="At most so many.")
+@click.option("--worker", default="", metavar="ID", help="Show only this worker's conversations.")
+@click.option("--limit", default=100, show_default=True, help="Number of conversations to show.")
 @add_connection_options
 def conversations(worker: str, limit: int, **options: Any) -> None:
     """Show the conversations that the sidecar places, most recently used first."""
@@ -26,7 +26,7 @@ def conversations(worker: str, limit: int, **options: Any) -> None:
     with connection.open() as channel:
         rows.extend(map(_describe, _list(channel, worker, limit, connection.timeout_s)))
     if len(rows) == 1:
-        click.echo("no conversations: the sidecar places on no leg, or none was asked about yet")
+        click.echo("no conversations: the sidecar places in no phase, or has had no request to place yet")
         return
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -1,4 +1,4 @@
-"""`explain`: what would become of a request, and why; by a policy file alone or by a running sidecar."""
+"""`explain`: the decision about a request and its reasons, by a policy file or a running sidecar."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import Any
 
 import click
 
+from routing_hints.errors import ConfigurationError
 from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
-from sidecar.cli.connection import Connection, add_optional_connection_options, make_connection
-from sidecar.cli.exit_codes import exit_with_faults
+from sidecar.cli.connection import (
+    Connection,
+    add_optional_connection_options,
+    exit_with_problems,
+    make_connection,
+)
 from sidecar.cli.explanation_text import render_explanation
-from sidecar.decision.decide import explain as explain_query
-from sidecar.fault import ConfigurationError
+from sidecar.decision.decide import explain as explain_request
 from sidecar.policy.file import load_policy
 from sidecar.policy.holder import activate
 from sidecar.policy.schema import Policy
 from sidecar.wire.field_limit import FieldError
-from sidecar.wire.request_codec import decode_query
+from sidecar.wire.request_codec import decode_request
 from sidecar.wire.response_codec import encode_explanation
 
 
@@ -44,7 +48,7 @@ def _choice_of(enum_type: object, prefix: str) -> click.Choice[str]:
 @click.option(
     "--session-timeout", type=click.IntRange(0, 2**31 - 1), help="routing.session_control.timeout, s."
 )
-@click.option("--tenant", metavar="NAME", help="Whose request it is.")
+@click.option("--tenant", metavar="NAME", help="The request's tenant.")
 @click.option("--phase", type=_choice_of(types_pb2.Phase, "PHASE_"), default="prefill", show_default=True)
 @click.option(
     "--dialect",
@@ -60,7 +64,7 @@ def _choice_of(enum_type: object, prefix: str) -> click.Choice[str]:
 )
 @click.option("--rank-source", type=_choice_of(types_pb2.RankSource, "RANK_SOURCE_"))
 @click.option("--subagent-affinity", is_flag=True, help="The engine has `subagent_affinity_id`.")
-@click.option("--dp-size", type=click.IntRange(0, 65_536), default=0, help="Ranks of the engine.")
+@click.option("--dp-size", type=click.IntRange(0, 65_536), default=0, help="Engine's ranks; 0 if unknown.")
 @click.option("--dp-rank", type=click.IntRange(0, 65_535), help="The rank that the router chose.")
 @click.option("--policy", "policy_path", type=click.Path(path_type=Path), help="Policy file.")
 @add_optional_connection_options
@@ -90,12 +94,12 @@ def explain(
     policy_path: Path | None,
     **options: Any,
 ) -> None:
-    """Show every carrier, every rule and the answer for one request.
+    """Show every carrier, every rule and the decision for one request.
 
-    Without --target the policy file decides, or the default policy; nothing needs to run.
+    Without --target no sidecar is needed: the policy file or the default policy is used.
     """
     if options["target"] and policy_path:
-        raise click.UsageError("--target answers by its own policy; leave --policy out")
+        raise click.UsageError("--target uses the running sidecar's policy; leave --policy out")
     identity = types_pb2.Identity(
         conversation_id=conversation_id or "",
         headers=dict(_split(text, ":", "--header") for text in headers),
@@ -132,7 +136,7 @@ def explain(
         tenant=tenant or "",
     )
     response = (
-        _ask(make_connection(**options), request)
+        _call(make_connection(**options), request)
         if options["target"]
         else _explain_offline(policy_path, request)
     )
@@ -146,18 +150,20 @@ def _split(text: str, separator: str, option: str) -> tuple[str, str]:
     return name.strip(), value.removeprefix(" ")
 
 
-def _explain_offline(path: Path | None, request: service_pb2.EnrichRequest) -> service_pb2.ExplainResponse:
+def _explain_offline(path: Path | None, message: service_pb2.EnrichRequest) -> service_pb2.ExplainResponse:
     try:
         content = Policy() if path is None else load_policy(path)
-        query = decode_query(request)
+        request, identity = decode_request(message)
     except ConfigurationError as error:
-        exit_with_faults(error.faults)
+        exit_with_problems(error.problems)
     except FieldError as error:
         raise click.ClickException(str(error)) from None
-    return encode_explanation(explain_query(query, activate(content).compiled))
+    return encode_explanation(
+        explain_request(request._replace(identity=identity.read()), activate(content).compiled)
+    )
 
 
-def _ask(connection: Connection, request: service_pb2.EnrichRequest) -> service_pb2.ExplainResponse:
+def _call(connection: Connection, request: service_pb2.EnrichRequest) -> service_pb2.ExplainResponse:
     with connection.open() as channel:
         stub: Any = service_pb2_grpc.RoutingHintsServiceStub(channel)
         response: service_pb2.ExplainResponse = stub.Explain(

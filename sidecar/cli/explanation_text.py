@@ -1,4 +1,4 @@
-"""An explanation as text for people."""
+"""Renders an explanation as text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NAME_WIDTH = 44
 
 
 def render_explanation(request: service_pb2.EnrichRequest, response: service_pb2.ExplainResponse) -> str:
-    """Returns the whole explanation, the answer first."""
+    """Returns the whole explanation, the decision first."""
     return "\n".join(
         (
-            *_render_answer(request, response.answer),
+            *_render_head(request, response.decision),
             "",
             "carriers in the policy's order; the first usable one is taken",
             *map(_render_carrier, response.carriers),
@@ -32,26 +32,26 @@ def render_explanation(request: service_pb2.EnrichRequest, response: service_pb2
     )
 
 
-def _render_answer(request: service_pb2.EnrichRequest, answer: service_pb2.EnrichResponse) -> Iterator[str]:
-    if answer.source_detail:
-        yield f"conversation  {answer.conversation_hash} (hash), named by {answer.source_detail}"
+def _render_head(request: service_pb2.EnrichRequest, decision: service_pb2.EnrichResponse) -> Iterator[str]:
+    if decision.source_detail:
+        yield f"conversation  {decision.conversation_hash} (hash), named by {decision.source_detail}"
     else:
         yield "conversation  none: no carrier has a usable value"
-    if answer.hints.conversation_id:
-        yield f"id            {answer.hints.conversation_id} (attached)"
-        if answer.hints.affinity_key != answer.hints.conversation_id:
-            yield f"placed by     {answer.hints.affinity_key}, the conversation that started this one"
+    if decision.hints.conversation_id:
+        yield f"id            {decision.hints.conversation_id} (attached)"
+        if decision.hints.affinity_key != decision.hints.conversation_id:
+            yield f"placed by     {decision.hints.affinity_key}, the conversation that started this one"
     else:
         yield "id            none is attached"
-    directive = types_pb2.RankDirective.Name(answer.rank_directive).removeprefix("RANK_DIRECTIVE_")
-    yield f"rank          {directive}: {_describe_directive(answer.rank_directive)}"
-    yield f"notices       {', '.join(answer.notices) or 'none'}"
-    yield f"policy        revision {answer.policy_revision}, identity epoch {answer.identity_epoch}"
+    directive = types_pb2.RankDirective.Name(decision.rank_directive).removeprefix("RANK_DIRECTIVE_")
+    yield f"rank          {directive}: {_describe_directive(decision.rank_directive)}"
+    yield f"notices       {', '.join(decision.notices) or 'none'}"
+    yield f"policy        revision {decision.policy_revision}, identity epoch {decision.identity_epoch}"
     engine = request.engine
     phase = types_pb2.Phase.Name(request.phase).removeprefix("PHASE_").lower()
     dialect = types_pb2.EngineDialect.Name(engine.dialect).removeprefix("ENGINE_DIALECT_").lower()
     router = types_pb2.AdpRouter.Name(engine.adp_router).removeprefix("ADP_ROUTER_").lower()
-    yield f"asked for     {phase} on an engine with dialect {dialect}, ADP router {router}"
+    yield f"request       {phase} on an engine with dialect {dialect}, ADP router {router}"
 
 
 def _describe_directive(directive: int) -> str:

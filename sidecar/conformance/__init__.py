@@ -1,1 +1,1 @@
-"""Test vectors of the identity rules, for this sidecar and for any other that speaks the contract."""
+"""Test vectors of the identity rules, for this sidecar and any other implementation of the contract."""

@@ -15,7 +15,7 @@ from sidecar.policy.identity_schema import IdentityPolicy
 DEFAULT_POLICY = "default"
 _FOLDER = files("sidecar.conformance")
 _REPEATS = "_repeats"
-# An engine that pins, can be told an id, and places sub-agents by their parent.
+# An engine that pins conversations, takes an id, and places sub-agents by their parent.
 _ENGINE = types_pb2.EngineProfile(
     dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS,
     adp_router=types_pb2.ADP_ROUTER_CONVERSATION,
@@ -26,17 +26,17 @@ _ENGINE = types_pb2.EngineProfile(
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """One request and what must be answered."""
+    """One request and the decision expected for it."""
 
     family: str
     name: str
     about: tuple[str, ...]
-    """The carriers that it shows."""
+    """The carriers that it covers."""
     symptom: str
-    """What was seen to break elsewhere and must not here; empty for none in particular."""
+    """A failure seen in other systems that must not occur here; empty for none."""
     why: str
     policy: str
-    """Name of the identity part that it supposes."""
+    """Name of the identity part that it applies to."""
     request: service_pb2.EnrichRequest
     expect: Mapping[str, Any]
 
@@ -45,19 +45,19 @@ class Vector:
 
     @property
     def is_taken(self) -> bool:
-        """Whether some carrier of the request must win."""
+        """Whether a carrier of the request must be selected."""
         return bool(self.expect["source_detail"])
 
 
 def load_vectors() -> tuple[Vector, ...]:
-    """Returns all vectors that are installed."""
+    """Returns all vectors."""
     paths = sorted(_FOLDER.joinpath("vectors").iterdir(), key=lambda path: path.name)
     documents = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths)
     return tuple(_make_vector(document, entry) for document in documents for entry in document["vectors"])
 
 
 def load_policies() -> Mapping[str, IdentityPolicy]:
-    """Returns the identity parts that the vectors suppose, by name."""
+    """Returns the identity parts of the vectors, by name."""
     text = _FOLDER.joinpath("policies.yaml").read_text(encoding="utf-8")
     return {name: IdentityPolicy.model_validate(part) for name, part in yaml.safe_load(text).items()}
 
@@ -96,7 +96,7 @@ def _make_request(fields: Mapping[str, Any]) -> service_pb2.EnrichRequest:
 
 
 def _expand(value: Any) -> Any:
-    """Writes out `name_repeats: [text, times]` as `name: texttexttext…`."""
+    """Replaces `name_repeats: [text, times]` by `name: texttexttext…`, in nested mappings too."""
     if not isinstance(value, dict):
         return value
     expanded = {}

@@ -1,84 +1,106 @@
-"""From a question to its answer, before placement; what was asked about before is not decided again.
+"""Remembers decisions before placement, by everything that they depend on.
 
-A decision is a pure function of its subject, the policy and the carriers that the guard distrusts, and most
-questions repeat an earlier one: a conversation's next turn asks about the same.
+A decision is a pure function of its request's subject, the policy and the suspended carriers, and most
+requests repeat an earlier subject: a conversation's next turn has the same.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
-from routing_hints.v1 import service_pb2
+from routing_hints.vocabulary import RankDirective
 from sidecar.decision.decide import decide
-from sidecar.decision.directive import ROLLOUT_BUCKETS
-from sidecar.model import Answer, Query, RankDirective
-from sidecar.policy.compiled import CompiledPolicy
-from sidecar.wire.request_codec import Caller, Subject, decode_again, decode_query, read_subject
-from sidecar.wire.response_codec import encode_answer
+from sidecar.model import Decision, Engine, IdentityReader, Request
+from sidecar.policy.compiled import ROLLOUT_BUCKETS, CompiledPolicy
 
 MAX_REMEMBERED = 4_096
-"""Subjects whose answers are kept; the one that was asked about longest ago is forgotten first."""
+"""Subjects whose decisions are kept; the one used longest ago is forgotten first."""
+_MAX_TENANT_BYTES = 256
 
 
-class Resolution(NamedTuple):
-    """What follows from a question and the policy alone."""
+class Subject(NamedTuple):
+    """What of a request its decision depends on.
 
-    query: Query
-    """Without identity and tenant, which can be long and the decision alone reads."""
-    answer: Answer
-    encoded: bytes
-    """The answer's message, without the id of a decision; empty where placement has the last word."""
+    The rest is the request's own: its id, worker, model, length and trace, and the ranks that its router
+    chose and its client remembers.
+    """
+
+    phase: int
+    kind: int
+    tenant: str
+    identity: bytes
+    engine: Engine
+    unknown_enums: tuple[str, ...]
+    has_router_rank: bool
 
 
-class Resolver:
-    """Answers by one policy, and forgets its answers with that."""
+class Remembered(NamedTuple):
+    """A decision before placement."""
 
-    def __init__(self) -> None:
+    decision: Decision
+    serialized: bytes
+    """The decision as it is sent; empty where placement has the last word."""
+
+
+class DecisionCache:
+    """Decides by one policy at a time, and forgets its decisions with that.
+
+    Args:
+        serialize: turns a decision into what is sent.
+    """
+
+    def __init__(self, serialize: Callable[[Decision], bytes]) -> None:
+        self._serialize = serialize
         self._policy: CompiledPolicy | None = None
-        self._distrusted: Set[str] = frozenset()
-        self._remembered: OrderedDict[Subject, Resolution] = OrderedDict()
+        self._suspended: Set[str] = frozenset()
+        self._remembered: OrderedDict[Subject, Remembered] = OrderedDict()
 
-    def resolve(
-        self,
-        request: service_pb2.EnrichRequest,
-        caller: Caller,
-        policy: CompiledPolicy,
-        distrusted: Set[str],
-    ) -> Resolution:
-        """Returns what `enrich.decide` says of a request, whether it was asked before or not.
+    def decide(
+        self, request: Request, identity: IdentityReader, policy: CompiledPolicy, suspended: Set[str]
+    ) -> Remembered:
+        """Returns what `decide.decide` returns for a request.
 
         Args:
-            request: as it came.
-            caller: who sent it.
+            request: without its identity.
+            identity: its carriers, read only where the decision is not remembered.
             policy: the policy in force.
-            distrusted: names of carriers whose ids are not attached.
-
-        Raises:
-            FieldError: a field breaks its documented range.
+            suspended: names of carriers whose ids are not attached.
         """
-        if policy is not self._policy or distrusted != self._distrusted:
-            self._policy, self._distrusted = policy, distrusted
+        if policy is not self._policy or suspended != self._suspended:
+            self._policy, self._suspended = policy, suspended
             self._remembered.clear()
-        subject = read_subject(request)
+        subject = _read_subject(request, identity)
         known = self._remembered.get(subject) if subject is not None else None
         if subject is not None and known is not None:
             self._remembered.move_to_end(subject)
-            return Resolution(decode_again(known.query, request, caller), known.answer, known.encoded)
-        query = decode_query(request, caller)
-        answer = decide(query, policy, distrusted)
-        is_placed = answer.directive is RankDirective.PLACE
-        encoded = b"" if is_placed else encode_answer(answer, "").SerializeToString()
-        resolution = Resolution(decode_again(query, request, caller), answer, encoded)
-        if subject is not None and not _depends_on_request(answer, policy, distrusted):
-            self._remembered[subject] = resolution
+            return known
+        decision = decide(request._replace(identity=identity.read()), policy, suspended)
+        is_placed = decision.directive is RankDirective.PLACE
+        remembered = Remembered(decision, b"" if is_placed else self._serialize(decision))
+        if subject is not None and not _depends_on_request(decision, policy, suspended):
+            self._remembered[subject] = remembered
             if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
-        return resolution
+        return remembered
 
 
-def _depends_on_request(answer: Answer, policy: CompiledPolicy, distrusted: Set[str]) -> bool:
-    """Tells whether an answer holds for one request only: a rollout goes by its id if there is no other."""
-    has_id = answer.conversation_hash and answer.source_detail not in distrusted
+def _read_subject(request: Request, identity: IdentityReader) -> Subject | None:
+    if identity.key is None or len(request.tenant) > _MAX_TENANT_BYTES:
+        return None
+    return Subject(
+        request.phase,
+        request.kind,
+        request.tenant,
+        identity.key,
+        request.engine,
+        request.unknown_enums,
+        request.router_rank is not None,
+    )
+
+
+def _depends_on_request(decision: Decision, policy: CompiledPolicy, suspended: Set[str]) -> bool:
+    """Returns whether a decision holds for one request only: a rollout goes by its id if it has no other."""
+    has_id = decision.conversation_hash and decision.source_detail not in suspended
     return policy.rollout_buckets < ROLLOUT_BUCKETS and not has_id

@@ -1,4 +1,4 @@
-"""A sample of the decisions in the log, both legs of a request together."""
+"""A sample of the decisions in the log, both phases of a request together."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import zlib
 
 import structlog
 
-from sidecar.decision.directive import ROLLOUT_BUCKETS
-from sidecar.model import Answer, Query
-from sidecar.policy.compiled import CompiledPolicy
+from sidecar.model import Decision, Request
+from sidecar.policy.compiled import ROLLOUT_BUCKETS, CompiledPolicy
 
 
 class DecisionLog:
@@ -17,23 +16,23 @@ class DecisionLog:
     def __init__(self) -> None:
         self._log = structlog.get_logger("sidecar")
 
-    def write(self, query: Query, answer: Answer, decision_id: str, policy: CompiledPolicy) -> None:
+    def write(self, request: Request, decision: Decision, decision_id: str, policy: CompiledPolicy) -> None:
         """Logs the decision if its request is in the sample of the policy."""
-        name = query.request_id or decision_id
+        name = request.request_id or decision_id
         if zlib.crc32(name.encode()) % ROLLOUT_BUCKETS >= policy.logged_buckets:
             return
         self._log.info(
             "decision",
             decision_id=decision_id,
-            request_id=query.request_id,
-            worker_id=query.worker_id,
-            phase=query.phase.name.lower(),
-            source=answer.source_detail or "none",
-            directive=answer.directive.name.lower(),
-            decision=answer.decision.name.lower(),
-            id_attached=answer.conversation_id is not None,
-            router_rank=query.router_rank,
-            conversation_hash=answer.conversation_hash,
-            notices=list(answer.notices),
-            policy_revision=answer.policy_revision,
+            request_id=request.request_id,
+            worker_id=request.worker_id,
+            phase=request.phase.name.lower(),
+            source=decision.source_detail or "none",
+            directive=decision.directive.name.lower(),
+            placement=decision.placement.name.lower(),
+            id_attached=decision.conversation_id is not None,
+            router_rank=request.router_rank,
+            conversation_hash=decision.conversation_hash,
+            notices=list(decision.notices),
+            policy_revision=decision.policy_revision,
         )

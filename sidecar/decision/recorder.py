@@ -6,11 +6,9 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sidecar.model import Answer, FinishReport, Query, RequestKind
+from sidecar.model import Decision, FinishReport, Request
 
 CAPACITY = 4_096
-
-_NORMAL = frozenset({RequestKind.UNSPECIFIED, RequestKind.NORMAL})
 
 
 @dataclass(slots=True)
@@ -20,17 +18,12 @@ class Record:
     decision_id: str
     decided_at: float
     """Seconds since the epoch."""
-    query: Query
+    request: Request
     """Without identity and tenant."""
-    answer: Answer
+    decision: Decision
     item: tuple[int, int] | None
-    """Stream and `seq` that asked; None for a request of its own."""
+    """Stream and `seq` of the item; None for a unary call."""
     finish: FinishReport | None = None
-
-    @property
-    def is_normal(self) -> bool:
-        """Whether it was a user's request."""
-        return self.query.kind in _NORMAL
 
 
 class Recorder:
@@ -49,8 +42,11 @@ class Recorder:
         self._by_request: dict[str, Record] = {}
         self._by_item: dict[tuple[int, int], Record] = {}
 
-    def record(self, query: Query, answer: Answer, item: tuple[int, int] | None = None) -> str:
-        """Records a decision, and returns its id; the query is kept, so it has no identity and no tenant."""
+    def record(self, request: Request, decision: Decision, item: tuple[int, int] | None = None) -> str:
+        """Records a decision about a request without its identity, and returns the decision's id."""
+        if request.tenant:
+            # Thousands of 16 KiB would be 64 MiB.
+            request = request._replace(tenant="")
         number = self._count
         self._count = number + 1
         slot = number % CAPACITY
@@ -58,10 +54,10 @@ class Recorder:
         if oldest is not None:
             self._forget(oldest)
         decision_id = f"{self._run}-{number:x}"
-        record = Record(decision_id, self._clock(), query, answer, item)
+        record = Record(decision_id, self._clock(), request, decision, item)
         self._records[slot] = record
-        if query.request_id:
-            self._by_request[query.request_id] = record
+        if request.request_id:
+            self._by_request[request.request_id] = record
         if item is not None:
             self._by_item[item] = record
         return decision_id
@@ -96,7 +92,7 @@ class Recorder:
         return self._by_request.get(request_id)
 
     def _forget(self, record: Record) -> None:
-        request_id = record.query.request_id
+        request_id = record.request.request_id
         if self._by_request.get(request_id) is record:
             del self._by_request[request_id]
         if record.item is not None and self._by_item.get(record.item) is record:

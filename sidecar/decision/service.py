@@ -1,167 +1,168 @@
-"""One decision with its side effects: placed, recorded, counted, and where asked for logged and traced."""
+"""Where requests are decided: each decision with its effects, and what follows from how the request ended."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
-from routing_hints.v1 import service_pb2
-from sidecar.decision.cache import Resolver
-from sidecar.decision.conversation_end import Lifecycle
-from sidecar.decision.decide import apply_placement, explain
-from sidecar.decision.decision_log import DecisionLog
-from sidecar.decision.recorder import Recorder
-from sidecar.identity.carrier_monitor import IdentityWatch
-from sidecar.model import (
-    Answer,
-    Decision,
-    Explanation,
+from routing_hints.conversation_id import ConversationHash
+from routing_hints.metrics import LabelValues, MetricStore
+from routing_hints.vocabulary import (
     IdentitySource,
     Phase,
-    Query,
+    PlacementState,
     RankDirective,
     RankSource,
-    RequestKind,
 )
+from sidecar.decision.cache import DecisionCache
+from sidecar.decision.decide import apply_placement, explain
+from sidecar.decision.decision_log import DecisionLog
+from sidecar.decision.outcome import OutcomeLog
+from sidecar.decision.recorder import Recorder
+from sidecar.identity.carrier_monitor import CarrierMonitor
+from sidecar.model import Decision, Explanation, FinishReport, IdentityReader, Request
 from sidecar.placement.placement import Placement, Proposal, Ticket
-from sidecar.policy.compiled import CompiledPolicy, PlacementSettings
-from sidecar.policy.holder import PolicyHolder
-from sidecar.telemetry.counters import Counters, Labels
-from sidecar.telemetry.tracing import DecisionTracer
-from sidecar.wire.request_codec import UNKNOWN_CALLER, Caller, decode_query
-from sidecar.wire.response_codec import encode_answer
+from sidecar.policy.compiled import CompiledPolicy
+from sidecar.telemetry import metrics
+
+Item = tuple[int, int]
+"""Stream and `seq` of an item, which its finish report may name."""
 
 
-class Decider:
-    """Decides by the policy in force.
+class Decided(NamedTuple):
+    """A decision that was taken."""
+
+    decision: Decision
+    decision_id: str
+    serialized: bytes
+    """The decision as it is sent, without its id; empty where placement completed it."""
+
+
+class DecisionService:
+    """Decides by the policy in force, and owns all state that decisions leave behind.
 
     Args:
-        holder: gives the policy.
-        placement: chooses ranks.
-        recorder: keeps the decisions.
-        counters: counts them.
-        watch: hears of every identity, and says whose ids are not to be attached.
-        lifecycle: hears of last requests.
-        observe_latency_s: gets the seconds that a decision took.
-        tracer: None makes no spans.
+        get_policy: gives the policy in force.
+        store: counts what happens.
+        serialize: turns a decision into what is sent, in which form it is remembered.
+        clock: gives seconds that never go back.
+        wall_clock: gives the seconds since the epoch.
+        on_pause: called with the phase of an engine that is not placed on for a while.
+
+    Attributes:
+        placement: the conversations and requests that the sidecar places.
+        recorder: the last decisions.
     """
 
     def __init__(
         self,
-        holder: PolicyHolder,
-        placement: Placement,
-        recorder: Recorder,
-        counters: Counters,
-        watch: IdentityWatch,
-        lifecycle: Lifecycle,
-        observe_latency_s: Callable[[float], None],
-        tracer: DecisionTracer | None,
+        get_policy: Callable[[], CompiledPolicy],
+        store: MetricStore,
+        serialize: Callable[[Decision], bytes],
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        on_pause: Callable[[Phase], None],
     ) -> None:
-        self._holder = holder
-        self._placement = placement
-        self._recorder = recorder
-        self._counters = counters
-        self._watch = watch
-        self._lifecycle = lifecycle
-        self._observe_latency_s = observe_latency_s
-        self._tracer = tracer
+        self._get_policy = get_policy
+        self._store = store
+        self._cache = DecisionCache(serialize)
+        self._carriers = CarrierMonitor(store, clock)
+        self._outcomes = OutcomeLog(store)
         self._log = DecisionLog()
-        self._resolver = Resolver()
+        self.placement = Placement(clock, store, lambda: get_policy().placement, on_pause)
+        self.recorder = Recorder(wall_clock)
 
-    def decide(
-        self,
-        request: service_pb2.EnrichRequest,
-        response: service_pb2.EnrichResponse,
-        caller: Caller = UNKNOWN_CALLER,
-        item: tuple[int, int] | None = None,
-    ) -> None:
-        """Fills in the answer to a request.
+    def decide(self, request: Request, identity: IdentityReader, item: Item | None = None) -> Decided:
+        """Decides about one request: places, records and counts it.
 
         Args:
-            request: as it came.
-            response: empty; nothing is set where this raises `FieldError`.
-            caller: who sent it, as far as a stream's hello said.
-            item: stream and `seq` that its Finish will name.
-
-        Raises:
-            FieldError: a field breaks its documented range.
+            request: without its identity.
+            identity: its carriers.
+            item: names it in its finish report; None if no report will follow.
         """
-        started_s = time.perf_counter()
-        policy = self._holder.current.compiled
-        distrusted = self._watch.list_distrusted(policy)
-        query, answer, encoded = self._resolver.resolve(request, caller, policy, distrusted)
+        policy = self._get_policy()
+        suspended = self._carriers.list_suspended(suspends=policy.suspends_single_use)
+        decision, serialized = self._cache.decide(request, identity, policy, suspended)
         proposal = None
-        if answer.directive is RankDirective.PLACE:
-            self._placement.expire(policy.placement)
-            proposal, answer = self._propose(query, answer, policy.placement)
-        decision_id = self._recorder.record(query, answer, item)
+        if decision.directive is RankDirective.PLACE:
+            proposal, decision = self._propose(request, decision)
+        decision_id = self.recorder.record(request, decision, item)
         if proposal is not None:
-            ticket = Ticket(decision_id, item) if item is not None else None
-            self._placement.commit(proposal, policy.placement, ticket)
-        if encoded:
-            response.MergeFromString(encoded)
-        else:
-            response.CopyFrom(encode_answer(answer, ""))
-        response.decision_id = decision_id
-        took_s = time.perf_counter() - started_s
-        self._observe_latency_s(took_s)
-        self._count(query, answer, policy)
-        if answer.source is not IdentitySource.NONE and query.kind <= RequestKind.NORMAL:
-            self._watch.note(query, answer, policy)
-            self._lifecycle.on_decision(answer, has_finish=item is not None)
+            self.placement.commit(proposal, Ticket(decision_id, item) if item is not None else None)
+        self._count(request, decision, policy)
+        if decision.source is not IdentitySource.NONE and request.kind.is_normal:
+            self._carriers.record(request, decision, suspends=policy.suspends_single_use)
+            self._note_final(decision, has_finish=item is not None)
         if policy.logged_buckets:
-            self._log.write(query, answer, decision_id, policy)
-        if self._tracer is not None:
-            now_ns = time.time_ns()
-            self._tracer.trace(query, answer, decision_id, now_ns - int(took_s * 1e9), now_ns)
+            self._log.write(request, decision, decision_id, policy)
+        return Decided(decision, decision_id, serialized)
 
-    def explain(self, request: service_pb2.EnrichRequest) -> Explanation:
-        """Returns what `decide` would answer now, and changes nothing; raises as it does."""
-        query = decode_query(request)
-        compiled = self._holder.current.compiled
-        explanation = explain(query, compiled, self._watch.list_distrusted(compiled))
-        if explanation.answer.directive is not RankDirective.PLACE:
+    def explain(self, request: Request, identity: IdentityReader) -> Explanation:
+        """Returns what `decide` would decide now, and changes nothing."""
+        policy = self._get_policy()
+        suspended = self._carriers.list_suspended(suspends=policy.suspends_single_use)
+        explanation = explain(request._replace(identity=identity.read()), policy, suspended)
+        if explanation.decision.directive is not RankDirective.PLACE:
             return explanation
-        _, answer = self._propose(query, explanation.answer, compiled.placement)
-        return Explanation(answer, explanation.carriers, explanation.rules)
+        _, decision = self._propose(request, explanation.decision)
+        return Explanation(decision, explanation.carriers, explanation.rules)
 
-    def _propose(
-        self, query: Query, answer: Answer, settings: PlacementSettings
-    ) -> tuple[Proposal | None, Answer]:
-        key = answer.placement_key
-        proposal = None if key is None else self._placement.propose(query, key, settings)
+    def finish(self, report: FinishReport, stream: int, worker_id: str) -> None:
+        """Takes the report that a request ended: frees its load, and learns from what was observed.
+
+        Args:
+            report: as the worker sent it.
+            stream: number of the stream that it came by.
+            worker_id: the worker that the stream names.
+        """
+        self.placement.finish(report, stream, worker_id)
+        record = self.recorder.finish(report, stream)
+        self._outcomes.take(report, record)
+        # Last, since it forgets what the lines above still write to.
+        if record is not None and record.decision.session_final:
+            self._end(record.decision.conversation_hash)
+
+    def _propose(self, request: Request, decision: Decision) -> tuple[Proposal | None, Decision]:
+        key = decision.placement_key
+        proposal = None if key is None else self.placement.propose(request, key)
         if proposal is None:
-            return None, apply_placement(query, answer, None, Decision.NONE)
-        return proposal, apply_placement(query, answer, proposal.rank, proposal.decision)
+            return None, apply_placement(request, decision, None, PlacementState.NONE)
+        return proposal, apply_placement(request, decision, proposal.rank, proposal.placement)
 
-    def _count(self, query: Query, answer: Answer, policy: CompiledPolicy) -> None:
-        labels = _label(answer.decision, answer.directive, policy.mode, query.phase, answer.source)
-        self._counters.add("decisions", *labels)
-        for notice in answer.notices:
-            self._counters.add("notices", ("notice", notice))
-        if query.router_rank is not None and query.engine.rank_source is RankSource.SIDECAR:
-            self._count_disagreement(query, answer, policy.placement)
+    def _note_final(self, decision: Decision, *, has_finish: bool) -> None:
+        if decision.session_final:
+            self._store.add(metrics.FINAL_REQUESTS)
+            if not has_finish:
+                self._end(decision.conversation_hash)
 
-    def _count_disagreement(self, query: Query, answer: Answer, settings: PlacementSettings) -> None:
-        is_placed = answer.dp_rank is not None
-        rank = (
-            answer.dp_rank
-            if is_placed
-            else self._placement.find_rank(query, answer.conversation_hash, settings)
-        )
-        if rank is not None and rank != query.router_rank:
-            self._counters.add("router_rank_disagreement", ("kept", "sidecar" if is_placed else "router"))
+    def _end(self, conversation: ConversationHash) -> None:
+        ended = self.placement.end(conversation)
+        self._store.add(metrics.ENDED_CONVERSATIONS, "true" if ended else "false")
+
+    def _count(self, request: Request, decision: Decision, policy: CompiledPolicy) -> None:
+        labels = _label(request.phase, decision.source, decision.placement, decision.directive, policy.mode)
+        self._store.add(metrics.DECISIONS, *labels)
+        for notice in decision.notices:
+            self._store.add(metrics.NOTICES, notice)
+        if request.router_rank is not None and request.engine.rank_source is RankSource.SIDECAR:
+            self._count_disagreement(request, decision)
+
+    def _count_disagreement(self, request: Request, decision: Decision) -> None:
+        rank, kept = decision.dp_rank, "sidecar"
+        if rank is None:
+            rank, kept = self.placement.find_rank(request, decision.conversation_hash), "router"
+        if rank is not None and rank != request.router_rank:
+            self._store.add(metrics.ROUTER_RANK_DISAGREEMENT, kept)
 
 
 @lru_cache(maxsize=1_024)
 def _label(
-    decision: Decision, directive: RankDirective, mode: str, phase: Phase, source: IdentitySource
-) -> Labels:
-    return (
-        ("decision", decision.name.lower()),
-        ("directive", directive.name.lower()),
-        ("mode", mode),
-        ("phase", phase.name.lower()),
-        ("source", source.name.lower()),
-    )
+    phase: Phase,
+    source: IdentitySource,
+    placement: PlacementState,
+    directive: RankDirective,
+    mode: str,
+) -> LabelValues:
+    return (*(member.name.lower() for member in (phase, source, placement, directive)), mode)

@@ -1,1 +1,1 @@
-"""Which conversation a request belongs to: the carriers, their catalogue, and which of them wins."""
+"""Identifies the conversation of a request: the carriers, their catalogue, and which of them is selected."""

@@ -1,18 +1,20 @@
-"""The carriers that are members of the W3C `baggage` header (Baggage, Recommendation of 2024)."""
+"""Carriers in members of the W3C `baggage` header (W3C Recommendation "Baggage" of 2024)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from urllib.parse import unquote
 
+from routing_hints import tokens
+from routing_hints.vocabulary import IdentitySource
 from sidecar.identity.carrier import Carrier, Fields, Reading
-from sidecar.model import Identity, IdentitySource
+from sidecar.model import Identity
 
 _HEADER = "baggage"
 
 
 def make_baggage_carrier(member: str) -> Carrier:
-    """Returns the carrier of one member."""
+    """Returns the carrier of one member, whose value is percent-encoded UTF-8."""
     name = f"baggage:{member}"
 
     def read(_identity: Identity, headers: Mapping[str, str]) -> Reading | None:
@@ -24,7 +26,7 @@ def make_baggage_carrier(member: str) -> Carrier:
             return Reading(name, unquote(value, errors="strict"))
         except UnicodeDecodeError:
             # Replacing what can't be decoded would make different values equal.
-            return Reading(name, "", refusal="malformed")
+            return Reading(name, "", refusal=tokens.MALFORMED)
 
     return Carrier(name, name, IdentitySource.BAGGAGE, read, Fields(frozenset({_HEADER})))
 

@@ -1,18 +1,19 @@
-"""The carriers that are fields of the request body, Dynamo's metadata and Dynamo's annotations."""
+"""Carriers in fields of the request body, in Dynamo's metadata and in Dynamo's annotations."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from sidecar.identity.carrier import Carrier, Fields, Reading
-from sidecar.identity.json_text import read_object, take_text
-from sidecar.model import Identity, IdentitySource
+from routing_hints import tokens
+from routing_hints.vocabulary import IdentitySource
+from sidecar.identity.carrier import Carrier, Fields, Reading, read_object, take_text
+from sidecar.model import Identity
 
 _METADATA_KEY = "conversation-id"
 _ANNOTATION_PREFIX = "conversation_id:"
 _USER_ID_PATH = "metadata.user_id"
-# Of Claude Code before it sent JSON: the account can be empty. Source: coder/aibridge#241.
+# Claude Code's format before it sent JSON; the account can be empty. Source: coder/aibridge#241.
 _USER_ID_PATTERN = re.compile(
     "user_[0-9a-f]{64}_account_(?:[0-9a-f-]{36})?"
     "_session_([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
@@ -23,7 +24,7 @@ def make_body_carrier(*paths: str) -> Carrier:
     """Returns the carrier of a field of the body.
 
     Args:
-        paths: dotted; where the first is absent the second counts, and so on.
+        paths: dotted paths; the first one that the body has is read.
     """
 
     def read(identity: Identity, _headers: Mapping[str, str]) -> Reading | None:
@@ -44,7 +45,7 @@ def _read_user_id(identity: Identity, _headers: Mapping[str, str]) -> Reading | 
     name = f"body:{_USER_ID_PATH}"
     match = _USER_ID_PATTERN.fullmatch(user_id.strip())
     session_id = match[1] if match else take_text(read_object(user_id).get("session_id"))
-    return Reading(name, session_id, refusal="" if session_id else "names-no-session")
+    return Reading(name, session_id, refusal="" if session_id else tokens.NAMES_NO_SESSION)
 
 
 def _read_metadata(identity: Identity, _headers: Mapping[str, str]) -> Reading | None:
@@ -66,7 +67,7 @@ USER_ID = Carrier(
     _read_user_id,
     Fields(body=frozenset({_USER_ID_PATH})),
 )
-"""Anthropic's `metadata.user_id`: only its part about the session, in either format, names a conversation."""
+"""Anthropic's `metadata.user_id`; only its session part, in either of two formats, names a conversation."""
 
 METADATA = Carrier(
     f"metadata:{_METADATA_KEY}",
@@ -75,7 +76,7 @@ METADATA = Carrier(
     _read_metadata,
     Fields(metadata=frozenset({_METADATA_KEY})),
 )
-"""What a client sent to Dynamo as header `x-dynamo-meta-conversation-id`."""
+"""Filled by Dynamo's frontend from the header `x-dynamo-meta-conversation-id`."""
 
 ANNOTATION = Carrier(
     "annotation:conversation_id",

@@ -1,50 +1,68 @@
-"""Counts identities by carrier and says when a carrier's ids almost never come again."""
+"""Counts conversation ids by carrier, and logs when a carrier's ids become or cease to be single-use."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import structlog
 
-from sidecar.identity.single_use_guard import OneShotGuard, Verdict
-from sidecar.model import Answer, Query
-from sidecar.policy.compiled import CompiledPolicy
-from sidecar.telemetry.counters import Counters
+from routing_hints.metrics import LabelValues, MetricStore
+from sidecar.identity.single_use_guard import SingleUseGuard, Verdict
+from sidecar.model import Decision, Request
+from sidecar.telemetry import metrics
 
 _NONE: frozenset[str] = frozenset()
 
 
-class IdentityWatch:
-    """Hears of every decision about an identity."""
+class CarrierMonitor:
+    """Watches the carriers that name conversations.
 
-    def __init__(self, guard: OneShotGuard, counters: Counters) -> None:
-        self._guard = guard
-        self._counters = counters
+    Args:
+        store: gets the metrics.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(self, store: MetricStore, clock: Callable[[], float]) -> None:
+        self._guard = SingleUseGuard(clock)
+        self._store = store
         self._log = structlog.get_logger("sidecar")
+        store.set_reader(metrics.SINGLE_USE_RATIO, self._read_shares)
 
-    def list_distrusted(self, policy: CompiledPolicy) -> frozenset[str]:
-        """Returns the carriers whose ids are not to be attached."""
-        return self._guard.distrusted if policy.enforces_guard else _NONE
+    def list_suspended(self, *, suspends: bool) -> frozenset[str]:
+        """Returns the carriers whose ids are not attached; none unless the policy suspends carriers."""
+        return self._guard.suspended if suspends else _NONE
 
-    def note(self, query: Query, answer: Answer, policy: CompiledPolicy) -> None:
-        """Takes note of one decision about an identity."""
-        carrier = ("carrier", answer.source_detail)
-        is_new, verdict = self._guard.observe(
-            answer.source_detail, answer.conversation_hash, query.request_id
-        )
-        self._counters.add("identities", carrier)
+    def record(self, request: Request, decision: Decision, *, suspends: bool) -> None:
+        """Records one decision that has a conversation id.
+
+        Args:
+            request: the request.
+            decision: the decision; its `source_detail` is the selected carrier.
+            suspends: whether the policy suspends carriers of single-use ids.
+        """
+        carrier = decision.source_detail
+        is_new, verdict = self._guard.observe(carrier, decision.conversation_hash, request.request_id)
+        self._store.add(metrics.IDENTITIES, carrier)
         if is_new:
-            self._counters.add("distinct_ids", carrier)
+            self._store.add(metrics.DISTINCT_IDS, carrier)
         if verdict is not None:
-            self._report(verdict, policy)
+            self._report(verdict, suspends=suspends)
 
-    def _report(self, verdict: Verdict, policy: CompiledPolicy) -> None:
-        if not verdict.one_shot:
-            self._log.info("one_shot_ids_ended", carrier=verdict.carrier, percent=verdict.one_shot_percent)
+    def _read_shares(self) -> Iterator[tuple[LabelValues, float]]:
+        for carrier, percent in self._guard.list_shares():
+            yield (carrier,), percent / 100
+
+    def _report(self, verdict: Verdict, *, suspends: bool) -> None:
+        if not verdict.single_use:
+            self._log.info(
+                "single_use_ids_ended", carrier=verdict.carrier, percent=verdict.single_use_percent
+            )
             return
-        self._counters.add("one_shot_reports", ("carrier", verdict.carrier))
+        self._store.add(metrics.SINGLE_USE_REPORTS, verdict.carrier)
         self._log.warning(
-            "one_shot_ids",
+            "single_use_ids",
             carrier=verdict.carrier,
-            percent=verdict.one_shot_percent,
+            percent=verdict.single_use_percent,
             ids=verdict.ids,
-            attached=not policy.enforces_guard,
+            attached=not suspends,
         )

@@ -1,4 +1,4 @@
-"""Every carrier that can stand in a policy's order, the profiles' orders, and what is never a carrier.
+"""The carriers that a policy can list, the orders of the profiles, and the headers that are never carriers.
 
 Sources by client: docs/identity.md.
 """
@@ -62,11 +62,11 @@ _BAGGAGE = (make_baggage_carrier("gen_ai.conversation.id"), make_baggage_carrier
 
 _DEFAULT = (*_STRUCTURED, *_DYNAMO, *_HARNESSES, *_GENERIC, METADATA, *_BODY, ANNOTATION, *_BAGGAGE)
 
-# A request id at most gateways; and the session of Claude Code that its sub-agents inherit.
+# The first is a request id at most gateways; Claude Code's sub-agents inherit the second from the session.
 _OFF_BY_DEFAULT = (make_header_carrier("x-correlation-id"), make_header_carrier("x-claude-code-session-id"))
 
 CARRIERS: Mapping[str, Carrier] = {carrier.key: carrier for carrier in (*_DEFAULT, *_OFF_BY_DEFAULT)}
-"""By key."""
+"""All carriers by key."""
 
 DEFAULT_ORDER = tuple(carrier.key for carrier in _DEFAULT)
 
@@ -79,7 +79,7 @@ TRTLLM_SERVE_ORDER = (
     "header:x-session-affinity",
     "header:x-multi-turn-session-id",
 )
-"""Of TensorRT-LLM's own HTTP edge. Source: `tensorrt_llm/serve/conversation_id.py`."""
+"""The order of TensorRT-LLM's own HTTP server. Source: `tensorrt_llm/serve/conversation_id.py`."""
 
 DYNAMO_ORDER = (
     "agent_context",
@@ -89,15 +89,15 @@ DYNAMO_ORDER = (
     "header:x-deepseek-harness-session-id",
     "header:x-session-id",
 )
-"""Of Dynamo's worker, then of its frontend. Sources: `conversation_affinity.py` of 1.6.1, `agents.rs` at
-004e2c5."""
+"""The order of Dynamo's worker, then of its frontend. Sources: `conversation_affinity.py` of 1.6.1 and
+`agents.rs` at 004e2c5."""
 
 _USER = "names a user, who has many conversations"
 _TENANT = "names a tenant"
 _REQUEST = "names a request"
 _PARENT = "names the conversation that started this one"
 _ENDPOINT = "names a worker"
-_INTERNAL = "is set inside of a serving stack only"
+_INTERNAL = "is set only inside a serving stack"
 
 NEVER_HEADERS: Mapping[str, str] = {
     **{header: _PARENT for carrier in _DEFAULT for header in carrier.parent_fields.headers},
@@ -127,7 +127,7 @@ NEVER_HEADERS: Mapping[str, str] = {
     "x-smg-target-worker": _ENDPOINT,
     "x-trtllm-subagent-affinity-id": _INTERNAL,
     "x-trtllm-subagent-affinity-auth": _INTERNAL,
-    FINAL_HEADER: "says that a conversation ends",
+    FINAL_HEADER: "marks the last request of a conversation",
     "authorization": "is a secret",
     "proxy-authorization": "is a secret",
     "cookie": "is a secret",

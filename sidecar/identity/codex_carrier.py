@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidecar.identity.carrier import Carrier, Fields, Reading
-from sidecar.identity.json_text import read_object, take_text
-from sidecar.model import Identity, IdentitySource
+from routing_hints.vocabulary import IdentitySource
+from sidecar.identity.carrier import Carrier, Fields, Reading, read_object, take_text
+from sidecar.model import Identity
 
 _PARENT_HEADER = "x-codex-parent-thread-id"
 _METADATA_HEADER = "x-codex-turn-metadata"
-# Older releases spell with an underscore, which some proxies drop.
+# Older releases spell the names with an underscore; some proxies drop such headers.
 _THREAD_HEADERS = ("thread-id", "thread_id")
 _SESSION_HEADERS = ("session-id", "session_id")
 
@@ -29,7 +29,7 @@ def _read(_identity: Identity, headers: Mapping[str, str]) -> Reading | None:
 
 
 def _find_parent(thread_id: str, headers: Mapping[str, str]) -> str:
-    """Returns the parent thread, else the tree; empty for neither."""
+    """Returns the parent thread's id, else the session id of the tree, else an empty string."""
     parent_id = headers.get(_PARENT_HEADER, "")
     if parent_id.strip():
         return parent_id
@@ -58,6 +58,7 @@ CODEX = Carrier(
     _read,
     Fields(frozenset(_THREAD_HEADERS)),
     Fields(
-        headers=frozenset({_PARENT_HEADER, *_SESSION_HEADERS}), passing_headers=frozenset({_METADATA_HEADER})
+        headers=frozenset({_PARENT_HEADER, *_SESSION_HEADERS}),
+        per_request_headers=frozenset({_METADATA_HEADER}),
     ),
 )

@@ -1,7 +1,7 @@
-"""Watches whether the ids of a carrier ever come again.
+"""Detects carriers whose ids are single-use.
 
-An id that never repeats names no conversation: it gains nothing, and fills the map in which an engine keeps
-its conversations until the real ones fall out. A gateway that stamps a fresh id on each request does this.
+An id that never repeats identifies no conversation. Attaching it gains nothing, and evicts real conversations
+from the engine's bounded map. A gateway that stamps a new id on each request causes this.
 """
 
 from __future__ import annotations
@@ -9,68 +9,68 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sidecar.model import ConversationHash
+from routing_hints.conversation_id import ConversationHash
 
 COHORT_S = 300.0
-"""How long new ids are gathered; then they have as long again to repeat."""
+"""Seconds during which new ids join a cohort; then they have as long again to repeat."""
 MAX_COHORT_IDS = 16_384
-"""Closes a cohort early, so that memory stays bounded."""
+"""A cohort of this size closes early, which bounds memory."""
 MIN_JUDGED_IDS = 100
-"""A smaller cohort says nothing."""
-DISTRUSTED_PERCENT = 90
-TRUSTED_PERCENT = 75
+"""A smaller cohort is not judged."""
+SUSPENDED_PERCENT = 90
+RESUMED_PERCENT = 75
 
 _REPEATED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A carrier's ids began to be one-shot ids, or ceased to be."""
+    """A carrier's ids became single-use, or ceased to be."""
 
     carrier: str
-    one_shot: bool
-    one_shot_percent: int
+    single_use: bool
+    single_use_percent: int
     ids: int
-    """How many the judgement rests on."""
+    """Size of the judged cohort."""
 
 
 @dataclass(slots=True)
 class _Cohorts:
     opened_at_s: float
     young: dict[ConversationHash, int] = field(default_factory=dict)
-    """The request that brought each id, or that it repeated."""
+    """For each id a hash of its first request's id, or `_REPEATED`."""
     old: dict[ConversationHash, int] = field(default_factory=dict)
-    one_shot_percent: int | None = None
-    """Of the last cohort that was large enough."""
+    single_use_percent: int | None = None
+    """Of the last judged cohort; None before the first."""
 
 
-class OneShotGuard:
+class SingleUseGuard:
     """Judges each carrier by cohorts of ids that were new at about the same time.
 
     Args:
-        clock: gives seconds that never go back.
+        clock: returns monotonic seconds.
 
     Attributes:
-        distrusted: the carriers whose ids almost never repeat.
+        suspended: the carriers whose ids almost never repeat.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.distrusted: frozenset[str] = frozenset()
+        self.suspended: frozenset[str] = frozenset()
         self._clock = clock
         self._carriers: dict[str, _Cohorts] = {}
 
     def observe(
         self, carrier: str, conversation: ConversationHash, request_id: str
     ) -> tuple[bool, Verdict | None]:
-        """Takes note of one decision about an identity.
+        """Records one decision that has a conversation id.
 
         Args:
-            carrier: the carrier that won.
-            conversation: what it named.
-            request_id: both legs of a request count once; the empty one is each time another request.
+            carrier: the selected carrier.
+            conversation: the conversation that it named.
+            request_id: shared by the phases of a request, which count once; each empty one counts as new.
 
         Returns:
-            Whether the conversation is new, and what changed about the carrier, if anything did.
+            Whether the conversation is new, and the verdict if the carrier's state changed.
         """
         now_s = self._clock()
         cohorts = self._carriers.get(carrier)
@@ -81,7 +81,7 @@ class OneShotGuard:
             verdict = self._close(carrier, cohorts, now_s)
         cohort = cohorts.young if conversation in cohorts.young else cohorts.old
         first = cohort.get(conversation)
-        # A hash of Python's own is never -1, which stands for a repetition.
+        # Python's hash() is never -1, so it can't equal _REPEATED.
         request = hash(request_id) if request_id else 0
         if first is None:
             cohorts.young[conversation] = request
@@ -91,10 +91,10 @@ class OneShotGuard:
         return False, verdict
 
     def list_shares(self) -> Iterator[tuple[str, int]]:
-        """Gives each judged carrier with the percentage of its ids that were seen in one request only."""
+        """Yields each judged carrier and the percentage of its ids that were seen in one request only."""
         for carrier, cohorts in self._carriers.items():
-            if cohorts.one_shot_percent is not None:
-                yield carrier, cohorts.one_shot_percent
+            if cohorts.single_use_percent is not None:
+                yield carrier, cohorts.single_use_percent
 
     def _close(self, carrier: str, cohorts: _Cohorts, now_s: float) -> Verdict | None:
         judged = cohorts.old
@@ -102,10 +102,10 @@ class OneShotGuard:
         if len(judged) < MIN_JUDGED_IDS:
             return None
         percent = 100 * sum(first != _REPEATED for first in judged.values()) // len(judged)
-        cohorts.one_shot_percent = percent
-        was_one_shot = carrier in self.distrusted
-        is_one_shot = percent >= (TRUSTED_PERCENT if was_one_shot else DISTRUSTED_PERCENT)
-        if is_one_shot is was_one_shot:
+        cohorts.single_use_percent = percent
+        was_single_use = carrier in self.suspended
+        is_single_use = percent >= (RESUMED_PERCENT if was_single_use else SUSPENDED_PERCENT)
+        if is_single_use is was_single_use:
             return None
-        self.distrusted ^= {carrier}
-        return Verdict(carrier, is_one_shot, percent, len(judged))
+        self.suspended ^= {carrier}
+        return Verdict(carrier, is_single_use, percent, len(judged))

@@ -1,11 +1,13 @@
-"""The carriers that are messages of their own in the contract."""
+"""Structured carriers: those with a field of their own in the contract."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from routing_hints import tokens
+from routing_hints.vocabulary import IdentitySource
 from sidecar.identity.carrier import Carrier, Reading
-from sidecar.model import AgentContext, Identity, IdentitySource
+from sidecar.model import AgentContext, Identity
 
 
 def _read_conversation_id(identity: Identity, _headers: Mapping[str, str]) -> Reading | None:
@@ -45,15 +47,15 @@ def _read_agent_context_within_run(identity: Identity, headers: Mapping[str, str
 
 def _refuse_agent_context(identity: Identity, headers: Mapping[str, str]) -> Reading | None:
     reading = _read_agent_context(identity, headers)
-    return Reading(reading.name, reading.session_id, refusal="affinity-only") if reading else None
+    return Reading(reading.name, reading.session_id, refusal=tokens.AFFINITY_ONLY) if reading else None
 
 
 def _read_session_control(identity: Identity, _headers: Mapping[str, str]) -> Reading | None:
     control = identity.session_control
     if control is None or not control.session_id:
         return None
-    remarks = (f"timeout-not-used:{control.timeout_s}s",) if control.timeout_s else ()
-    # `open` and `bind` say nothing that a first request would not; a router of 1.1 and 1.2 acts on them.
+    remarks = (f"{tokens.TIMEOUT_NOT_USED}:{control.timeout_s}s",) if control.timeout_s else ()
+    # `open` and `bind` only matter to Dynamo's router (1.1 and 1.2); a first request implies the same here.
     return Reading(
         "session_control.session_id",
         control.session_id,
@@ -74,11 +76,11 @@ AGENT_CONTEXT_WITHIN_RUN = Carrier(
     IdentitySource.AGENT_CONTEXT,
     _read_agent_context_within_run,
 )
-"""A trajectory id counts within its run only."""
+"""For trajectory ids that are unique only within their run."""
 AGENT_CONTEXT_AFFINITY_ONLY = Carrier(
     "agent_context", "agent_context.session_id", IdentitySource.AGENT_CONTEXT, _refuse_agent_context
 )
-"""Names a group of conversations, so never one of them."""
+"""For an `agent_context` that names a group of conversations, which is never an id."""
 SESSION_CONTROL = Carrier(
     "session_control",
     "session_control.session_id",

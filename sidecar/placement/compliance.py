@@ -10,7 +10,7 @@ MAX_ELSEWHERE = 10
 COOL_DOWN_S = 60.0
 
 
-class Honour:
+class ComplianceMonitor:
     """Watches where placed requests really ran, and pauses placement when too many ran elsewhere."""
 
     __slots__ = ("_elsewhere", "_results", "_resumes_at_s")

@@ -1,85 +1,76 @@
-"""Placement as an exporter shows it."""
+"""What placement holds, as gauges: engine phases of one phase are added up, their ranks by number."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 
-from sidecar.model import Phase
-from sidecar.placement.engine_phase import Leg
+from routing_hints.metrics import GaugeReader, LabelValues, MetricStore
+from routing_hints.vocabulary import Phase
+from sidecar.placement.engine_phase import EnginePhase
 from sidecar.placement.placement import Placement
-from sidecar.policy.compiled import PlacementSettings
-from sidecar.telemetry.counters import Counters, Labels
+from sidecar.telemetry import metrics
 
 
-def register_gauges(
-    counters: Counters,
-    placement: Placement,
-    get_settings: Callable[[], PlacementSettings],
-    clock: Callable[[], float],
-) -> None:
-    """Registers what placement holds; legs of one phase are summed up, their ranks by number.
+def register_gauges(store: MetricStore, placement: Placement, clock: Callable[[], float]) -> None:
+    """Registers the gauges of placement.
 
     Args:
-        counters: takes the gauges.
+        store: exports them.
         placement: what they show.
-        get_settings: gives the policy's part.
         clock: the one that `placement` uses.
     """
 
-    def group() -> list[tuple[Labels, list[Leg]]]:
-        # What is over by now must not be shown until the next request comes.
-        placement.expire(get_settings())
-        groups: defaultdict[Phase, list[Leg]] = defaultdict(list)
-        for leg in placement.legs:
-            groups[leg.key.phase].append(leg)
-        return [((("phase", phase.name.lower()),), legs) for phase, legs in sorted(groups.items())]
-
-    def by_phase(measure: Callable[[Iterable[Leg]], float]) -> Callable[[], Iterator[tuple[Labels, float]]]:
-        def read() -> Iterator[tuple[Labels, float]]:
-            for labels, legs in group():
-                yield labels, measure(legs)
+    def by_phase(measure: Callable[[list[EnginePhase]], float]) -> GaugeReader:
+        def read() -> Iterator[tuple[LabelValues, float]]:
+            for phase, engine_phases in _group(placement):
+                yield (phase,), measure(engine_phases)
 
         return read
 
-    def by_rank(measure: Callable[[Leg], Iterable[float]]) -> Callable[[], Iterator[tuple[Labels, float]]]:
-        def read() -> Iterator[tuple[Labels, float]]:
-            for labels, legs in group():
-                for rank, value in enumerate(_add_up(measure(leg) for leg in legs)):
-                    yield (*labels, ("rank", str(rank))), value
+    def by_rank(measure: Callable[[EnginePhase], Iterable[float]]) -> GaugeReader:
+        def read() -> Iterator[tuple[LabelValues, float]]:
+            for phase, engine_phases in _group(placement):
+                for rank, values in enumerate(zip_longest(*map(measure, engine_phases), fillvalue=0.0)):
+                    yield (phase, str(rank)), sum(values)
 
         return read
 
-    counters.gauge(
-        "placement_conversations", by_phase(lambda legs: sum(leg.loads.conversations for leg in legs))
-    )
-    counters.gauge("placement_requests_in_flight", by_phase(lambda legs: sum(leg.in_flight for leg in legs)))
-    counters.gauge(
-        "placement_paused",
-        by_phase(lambda legs: sum(leg.honour.is_paused(clock()) for leg in legs)),
-    )
-    counters.gauge("placement_outstanding_tokens", by_rank(lambda leg: leg.loads.outstanding_tokens))
-    counters.gauge("placement_resident_tokens", by_rank(lambda leg: leg.loads.resident_tokens(clock())))
-    counters.gauge(
-        "placement_outstanding_skew_percent",
-        by_phase(lambda legs: _find_skew(leg.loads.outstanding_tokens for leg in legs)),
-    )
-    counters.gauge(
-        "placement_resident_skew_percent",
-        by_phase(lambda legs: _find_skew(leg.loads.resident_tokens(clock()) for leg in legs)),
-    )
+    def list_resident(engine_phase: EnginePhase) -> list[float]:
+        return engine_phase.loads.resident_tokens(clock())
+
+    def list_outstanding(engine_phase: EnginePhase) -> list[int]:
+        return engine_phase.loads.outstanding_tokens
+
+    for metric, read in (
+        (
+            metrics.PLACEMENT_CONVERSATIONS,
+            by_phase(lambda every: sum(one.loads.conversations for one in every)),
+        ),
+        (metrics.PLACEMENT_REQUESTS_IN_FLIGHT, by_phase(lambda every: sum(one.in_flight for one in every))),
+        (
+            metrics.PLACEMENT_PAUSED,
+            by_phase(lambda every: sum(one.compliance.is_paused(clock()) for one in every)),
+        ),
+        (metrics.PLACEMENT_OUTSTANDING_TOKENS, by_rank(list_outstanding)),
+        (metrics.PLACEMENT_RESIDENT_TOKENS, by_rank(list_resident)),
+        (
+            metrics.PLACEMENT_OUTSTANDING_SKEW,
+            by_phase(lambda every: _find_skew(map(list_outstanding, every))),
+        ),
+        (metrics.PLACEMENT_RESIDENT_SKEW, by_phase(lambda every: _find_skew(map(list_resident, every)))),
+    ):
+        store.set_reader(metric, read)
 
 
-def _add_up(rows: Iterable[Iterable[float]]) -> list[float]:
-    total: list[float] = []
-    for row in rows:
-        values = list(row)
-        total.extend([0.0] * (len(values) - len(total)))
-        for rank, value in enumerate(values):
-            total[rank] += value
-    return total
+def _group(placement: Placement) -> list[tuple[str, list[EnginePhase]]]:
+    groups: defaultdict[Phase, list[EnginePhase]] = defaultdict(list)
+    for engine_phase in placement.list_engine_phases():
+        groups[engine_phase.key.phase].append(engine_phase)
+    return [(phase.name.lower(), engine_phases) for phase, engine_phases in sorted(groups.items())]
 
 
 def _find_skew(rows: Iterable[Iterable[float]]) -> float:
-    """Returns the busiest rank's share of a leg in percent of an even share; of the worst leg."""
-    return max((100.0 * max(row) * len(row) / sum(row) for row in map(list, rows) if sum(row)), default=0.0)
+    """Returns the fullest rank's load against an even share, of the worst engine phase; 0 if all are idle."""
+    return max((max(row) * len(row) / sum(row) for row in map(list, rows) if sum(row)), default=0.0)

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sidecar.model import ConversationHash, Decision
-from sidecar.placement.engine_phase import Leg
+from routing_hints.conversation_id import ConversationHash
+from routing_hints.vocabulary import PlacementState
+from sidecar.placement.engine_phase import EnginePhase
 from sidecar.placement.table import Entry
 
 Item: TypeAlias = tuple[int, int]
-"""Stream and `seq` of a question."""
+"""Stream and `seq` of an item."""
 
 MAX_LEASES = 32_768
 """Far more than one worker has in flight; bounds what a peer that ends nothing can hold."""
@@ -25,13 +26,13 @@ class Lease:
     decision_id: str
     item: Item
     request_id: str
-    leg: Leg
+    engine_phase: EnginePhase
     conversation: ConversationHash
     """Empty for a request without one."""
     entry: Entry | None
     """The conversation's entry when it was placed."""
     rank: int
-    decision: Decision
+    placement: PlacementState
     prompt_tokens: int
     resident_tokens: float
     """Tokens that the conversation kept on the rank if the engine has evicted none."""
@@ -48,7 +49,7 @@ class Leases:
     def __init__(self) -> None:
         self._by_decision: OrderedDict[str, Lease] = OrderedDict()
         self._by_item: dict[Item, Lease] = {}
-        self._by_attempt: dict[tuple[Leg, str], Lease] = {}
+        self._by_attempt: dict[tuple[EnginePhase, str], Lease] = {}
 
     def __len__(self) -> int:
         return len(self._by_decision)
@@ -67,7 +68,7 @@ class Leases:
         self._by_decision[lease.decision_id] = lease
         self._by_item[lease.item] = lease
         if lease.request_id:
-            self._by_attempt[lease.leg, lease.request_id] = lease
+            self._by_attempt[lease.engine_phase, lease.request_id] = lease
 
     def remove(self, lease: Lease) -> None:
         """Closes an open lease."""
@@ -76,21 +77,23 @@ class Leases:
         if self._by_item.get(lease.item) is lease:
             del self._by_item[lease.item]
         if lease.request_id:
-            del self._by_attempt[lease.leg, lease.request_id]
+            del self._by_attempt[lease.engine_phase, lease.request_id]
 
     def find_decision(self, decision_id: str) -> Lease | None:
         """Returns the lease of a decision."""
         return self._by_decision.get(decision_id)
 
     def find_item(self, item: Item) -> Lease | None:
-        """Returns the lease of a question."""
+        """Returns the lease of an item."""
         return self._by_item.get(item)
 
-    def find_earlier(self, legs: Iterable[Leg], request_id: str, stream: int) -> Lease | None:
-        """Returns the lease of a request that was asked about, on one of these legs, on an earlier stream."""
-        found = (self.find_attempt(leg, request_id) for leg in legs)
+    def find_earlier(
+        self, engine_phases: Iterable[EnginePhase], request_id: str, stream: int
+    ) -> Lease | None:
+        """Returns the lease of a request in one of these engine phases, if an earlier stream opened it."""
+        found = (self.find_attempt(engine_phase, request_id) for engine_phase in engine_phases)
         return next((lease for lease in found if lease is not None and lease.item[0] < stream), None)
 
-    def find_attempt(self, leg: Leg, request_id: str) -> Lease | None:
-        """Returns the lease of an earlier attempt at the same request on the same leg."""
-        return self._by_attempt.get((leg, request_id)) if request_id else None
+    def find_attempt(self, engine_phase: EnginePhase, request_id: str) -> Lease | None:
+        """Returns the lease of an earlier attempt at the same request in the same engine phase."""
+        return self._by_attempt.get((engine_phase, request_id)) if request_id else None

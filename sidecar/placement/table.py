@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from sidecar.model import ConversationHash
-from sidecar.placement.engine_phase import Leg
+from routing_hints.conversation_id import ConversationHash
+from sidecar.placement.engine_phase import EnginePhase
 from sidecar.placement.load import decay
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One conversation on one leg. Only the table changes `rank`, `resident` and `used_at_s`."""
+    """One conversation in one engine phase. Only the table changes `rank`, `resident` and `used_at_s`."""
 
-    leg: Leg
+    engine_phase: EnginePhase
     conversation: ConversationHash
     tenant_tag: int
     """Stands for the tenant, to compare with."""
@@ -35,7 +35,7 @@ class Entry:
     is_established: bool = False
     """Whether some request of it has run."""
     has_moved: bool = False
-    """Whether it was bound to another rank since its last answer."""
+    """Whether it was bound to another rank since its last decision."""
 
     def likely_resident(self, now_s: float) -> float:
         """Returns the tokens that are likely still in the rank's KV cache."""
@@ -43,14 +43,14 @@ class Entry:
 
 
 class ConversationTable:
-    """The entries of all legs.
+    """The entries of all engine phases.
 
     Args:
-        on_forget: hears why an entry was forgotten: `idle` or `evicted`.
+        on_forget: called with why an entry was forgotten: `idle` or `evicted`.
     """
 
     def __init__(self, on_forget: Callable[[str], None]) -> None:
-        self._entries: OrderedDict[tuple[Leg, ConversationHash], Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[EnginePhase, ConversationHash], Entry] = OrderedDict()
         self._on_forget = on_forget
         self._uses = 0
 
@@ -58,15 +58,15 @@ class ConversationTable:
         return len(self._entries)
 
     def __contains__(self, entry: Entry) -> bool:
-        return self._entries.get((entry.leg, entry.conversation)) is entry
+        return self._entries.get((entry.engine_phase, entry.conversation)) is entry
 
     def __iter__(self) -> Iterator[Entry]:
         """Gives the entries, most recently used first."""
         return reversed(self._entries.values())
 
-    def get(self, leg: Leg, conversation: ConversationHash) -> Entry | None:
+    def get(self, engine_phase: EnginePhase, conversation: ConversationHash) -> Entry | None:
         """Returns the entry, without counting as a use."""
-        return self._entries.get((leg, conversation))
+        return self._entries.get((engine_phase, conversation))
 
     def list_used_before(self, use_number: int | None, worker_id: str, limit: int) -> list[Entry]:
         """Returns entries, most recently used first.
@@ -80,18 +80,18 @@ class ConversationTable:
             entry
             for entry in self
             if (use_number is None or entry.use_number < use_number)
-            and (not worker_id or entry.leg.key.worker_id == worker_id)
+            and (not worker_id or entry.engine_phase.key.worker_id == worker_id)
         )
         return list(islice(found, limit))
 
-    def find(self, conversation: ConversationHash, legs: Iterable[Leg]) -> list[Entry]:
-        """Returns the conversation's entries on these legs."""
-        found = (self.get(leg, conversation) for leg in legs)
+    def find(self, conversation: ConversationHash, engine_phases: Iterable[EnginePhase]) -> list[Entry]:
+        """Returns the conversation's entries in these engine phases."""
+        found = (self.get(engine_phase, conversation) for engine_phase in engine_phases)
         return [entry for entry in found if entry is not None]
 
     def add(
         self,
-        leg: Leg,
+        engine_phase: EnginePhase,
         conversation: ConversationHash,
         tenant_tag: int,
         rank: int,
@@ -105,9 +105,9 @@ class ConversationTable:
         while len(self._entries) >= max_entries:
             self._evict_one(now_s)
         self._uses += 1
-        entry = Entry(leg, conversation, tenant_tag, rank, 0.0, now_s, self._uses)
-        leg.loads.bind(rank, 0.0, now_s)
-        self._entries[leg, conversation] = entry
+        entry = Entry(engine_phase, conversation, tenant_tag, rank, 0.0, now_s, self._uses)
+        engine_phase.loads.bind(rank, 0.0, now_s)
+        self._entries[engine_phase, conversation] = entry
         return entry
 
     def use(self, entry: Entry, now_s: float) -> None:
@@ -117,17 +117,17 @@ class ConversationTable:
         self._mark_used(entry, now_s)
 
     def settle(self, entry: Entry, rank: int, resident: float, now_s: float) -> None:
-        """Says where an entry of this table is and how many tokens it keeps there; counts as a use."""
+        """Sets where an entry of this table is and how many tokens it keeps there; counts as a use."""
         self._uses += 1
-        entry.leg.loads.unbind(entry.rank, entry.likely_resident(now_s), now_s)
-        entry.leg.loads.bind(rank, resident, now_s)
+        entry.engine_phase.loads.unbind(entry.rank, entry.likely_resident(now_s), now_s)
+        entry.engine_phase.loads.bind(rank, resident, now_s)
         entry.rank, entry.resident = rank, resident
         self._mark_used(entry, now_s)
 
     def drop(self, entry: Entry, now_s: float) -> None:
         """Forgets an entry of this table."""
-        entry.leg.loads.unbind(entry.rank, entry.likely_resident(now_s), now_s)
-        del self._entries[entry.leg, entry.conversation]
+        entry.engine_phase.loads.unbind(entry.rank, entry.likely_resident(now_s), now_s)
+        del self._entries[entry.engine_phase, entry.conversation]
 
     def expire(self, now_s: float, idle_ttl_s: float) -> None:
         """Forgets what was idle for longer; what is in flight is in use."""
@@ -156,4 +156,4 @@ class ConversationTable:
     def _mark_used(self, entry: Entry, now_s: float) -> None:
         entry.used_at_s = now_s
         entry.use_number = self._uses
-        self._entries.move_to_end((entry.leg, entry.conversation))
+        self._entries.move_to_end((entry.engine_phase, entry.conversation))

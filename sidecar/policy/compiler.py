@@ -1,4 +1,4 @@
-"""From the policy as it is written to the policy as the decision reads it."""
+"""Compiles the policy as written into the form that a decision reads."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from hashlib import blake2b
 from operator import or_
 from typing import Any
 
-from sidecar.conversation import IdForm, Naming
-from sidecar.decision.directive import ROLLOUT_BUCKETS
+from routing_hints.conversation_id import IdForm, Naming
+from routing_hints.vocabulary import IdentitySource, IdScope, Phase
 from sidecar.identity.carrier import FINAL_HEADER, TENANT_HEADER, Carrier, Fields
 from sidecar.identity.catalogue import CARRIERS
-from sidecar.identity.group import PROMPT_CACHE_KEY, find_agent_session, find_prompt_cache_key
 from sidecar.identity.header_carrier import make_header_carrier
+from sidecar.identity.rules import PROMPT_CACHE_KEY, IdentityRules, find_agent_session, find_prompt_cache_key
 from sidecar.identity.structured_carrier import (
     AGENT_CONTEXT,
     AGENT_CONTEXT_AFFINITY_ONLY,
     AGENT_CONTEXT_WITHIN_RUN,
 )
-from sidecar.model import Identity, IdentitySource, IdScope, Phase
-from sidecar.policy.compiled import ClientView, CompiledPolicy, PlacementSettings
+from sidecar.model import Identity
+from sidecar.placement.first_rank import FIRST_RANK_POLICIES
+from sidecar.placement.settings import PlacementSettings
+from sidecar.policy.compiled import ROLLOUT_BUCKETS, ClientView, CompiledPolicy
 from sidecar.policy.identity_schema import IdentityPolicy, OwnHeader
 from sidecar.policy.schema import Operational, Policy
 
@@ -37,11 +39,11 @@ _SUBAGENT_PHASES = {
 
 
 def compile_policy(policy: Policy, identity: IdentityPolicy | None = None) -> CompiledPolicy:
-    """Returns the policy in the form that the decision reads.
+    """Returns the policy in the form that a decision reads.
 
     Args:
-        policy: as written.
-        identity: the identity part to use; by default the policy's present one.
+        policy: the policy as written.
+        identity: the identity part to use; None for `policy.identity`.
     """
     operational, identity = policy.operational, identity or policy.identity
     carriers = tuple(_make_carrier(entry, identity) for entry in identity.order)
@@ -55,20 +57,22 @@ def compile_policy(policy: Policy, identity: IdentityPolicy | None = None) -> Co
         places_always=operational.placement.when == "always",
         placement_phases=frozenset(_PHASES[name] for name in operational.placement.phases),
         placement=PlacementSettings(
-            first_by_hash=operational.placement.first == "rendezvous",
+            choose_first=FIRST_RANK_POLICIES[operational.placement.first],
             resident_weight=operational.placement.resident_weight,
             idle_ttl_s=operational.placement.idle_ttl_s,
             lease_ttl_s=operational.placement.lease_ttl_s,
             max_conversations=operational.placement.max_conversations,
         ),
-        enforces_guard=operational.one_shot_guard == "enforce",
-        carriers=carriers,
-        bare_carriers=tuple(carrier for carrier in carriers if not carrier.fields.headers),
-        carrier_headers=frozenset().union(*(carrier.fields.headers for carrier in carriers)),
-        takes_any_value=identity.ids == "unchanged",
-        naming=Naming(_SCOPES[identity.scope], IdForm(identity.ids)),
-        groups=_list_groups(identity),
-        subagent_phases=_SUBAGENT_PHASES[identity.subagents],
+        suspends_single_use=operational.single_use_guard == "enforce",
+        identity=IdentityRules(
+            carriers=carriers,
+            headerless_carriers=tuple(carrier for carrier in carriers if not carrier.fields.headers),
+            carrier_headers=frozenset().union(*(carrier.fields.headers for carrier in carriers)),
+            accepts_placeholders=identity.ids == "unchanged",
+            naming=Naming(_SCOPES[identity.scope], IdForm(identity.ids)),
+            parent_fallbacks=_list_parent_fallbacks(identity),
+            subagent_phases=_SUBAGENT_PHASES[identity.subagents],
+        ),
         view=view,
         logged_buckets=round(operational.logging.decision_sample_percent * ROLLOUT_BUCKETS / 100),
     )
@@ -88,19 +92,19 @@ def _make_carrier(entry: str | OwnHeader, identity: IdentityPolicy) -> Carrier:
     return AGENT_CONTEXT_WITHIN_RUN if identity.trajectory_scope == "run" else AGENT_CONTEXT
 
 
-def _list_groups(identity: IdentityPolicy) -> tuple[Callable[[Identity], str], ...]:
-    groups: list[Callable[[Identity], str]] = []
+def _list_parent_fallbacks(identity: IdentityPolicy) -> tuple[Callable[[Identity], str], ...]:
+    fallbacks: list[Callable[[Identity], str]] = []
     if identity.agent_context == "affinity-only":
-        groups.append(find_agent_session)
+        fallbacks.append(find_agent_session)
     if identity.prompt_cache_key == "affinity":
-        groups.append(find_prompt_cache_key)
-    return tuple(groups)
+        fallbacks.append(find_prompt_cache_key)
+    return tuple(fallbacks)
 
 
 def _make_view(
     operational: Operational, identity: IdentityPolicy, carriers: tuple[Carrier, ...]
 ) -> ClientView:
-    epoch = identity.model_dump(mode="json", exclude={"profile", "effective_at"})
+    content = identity.model_dump(mode="json", exclude={"profile", "effective_at"})
     fields = reduce(or_, (carrier.fields for carrier in carriers), Fields())
     if identity.subagents != "off":
         fields = reduce(or_, (carrier.parent_fields for carrier in carriers), fields)
@@ -108,14 +112,14 @@ def _make_view(
         fields |= Fields(headers=frozenset({TENANT_HEADER}))
     if identity.prompt_cache_key == "affinity":
         fields |= Fields(body=frozenset({PROMPT_CACHE_KEY}))
-    fields |= Fields(passing_headers=frozenset({FINAL_HEADER}))
+    fields |= Fields(per_request_headers=frozenset({FINAL_HEADER}))
     return ClientView(
-        revision=_hash_content({"operational": operational.model_dump(mode="json"), "identity": epoch}),
-        identity_epoch=_hash_content(epoch),
+        revision=_hash_content({"operational": operational.model_dump(mode="json"), "identity": content}),
+        identity_epoch=_hash_content(content),
         local_sources=_list_local_sources(operational, identity, carriers),
         scope=_SCOPES[identity.scope],
         headers=tuple(sorted(fields.headers)),
-        passing_headers=tuple(sorted(fields.passing_headers)),
+        per_request_headers=tuple(sorted(fields.per_request_headers)),
         metadata=tuple(sorted(fields.metadata)),
         body=tuple(sorted(fields.body)),
         annotations=tuple(sorted(fields.annotations)),
@@ -126,9 +130,9 @@ def _make_view(
 def _list_local_sources(
     operational: Operational, identity: IdentityPolicy, carriers: tuple[Carrier, ...]
 ) -> tuple[IdentitySource, ...]:
-    """Returns the carriers that a worker resolves alone as the sidecar would, up to the first other one."""
-    acts = operational.mode == "on" and _count_buckets(operational) == ROLLOUT_BUCKETS
-    if not acts or identity.ids == "derive_always":
+    """Returns the leading carriers of the order that a worker alone resolves as the sidecar would."""
+    is_active = operational.mode == "on" and _count_buckets(operational) == ROLLOUT_BUCKETS
+    if not is_active or identity.ids == "derive_always":
         return ()
     sources = []
     for carrier in carriers:
@@ -136,7 +140,7 @@ def _list_local_sources(
             break
         if carrier is not AGENT_CONTEXT_AFFINITY_ONLY:
             sources.append(carrier.source)
-    # A worker skips placeholders, so behind the first carrier it could take another one than the sidecar.
+    # A worker skips placeholders, so after the first carrier it could select another one than the sidecar.
     return tuple(sources[:1] if identity.ids == "unchanged" else sources)
 
 

@@ -1,4 +1,4 @@
-"""Reading and writing a policy as YAML."""
+"""Reads and writes a policy as YAML."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from sidecar.fault import ConfigurationError, Fault
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
 from sidecar.policy.schema import Policy
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `on`, `off`, `yes` and `no` as words; YAML 1.1 takes them for booleans."""
+    """Reads `on`, `off`, `yes` and `no` as strings; in YAML 1.1 they are booleans."""
 
 
 _BOOLEAN = "tag:yaml.org,2002:bool"
@@ -29,13 +29,13 @@ def load_policy(path: Path) -> Policy:
     """Returns the policy of a YAML file.
 
     Raises:
-        ConfigurationError: the file can't be read, is not YAML, or breaks the schema; all faults at once.
+        ConfigurationError: the file can't be read, is not YAML, or breaks the schema; has every problem.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise ConfigurationError([Fault("policy", f"{path}: {reason}")]) from None
+        raise ConfigurationError([ConfigurationProblem("policy", f"{path}: {reason}")]) from None
     return parse_policy(text)
 
 
@@ -47,19 +47,21 @@ def parse_policy(text: str) -> Policy:
         duplicates = list(_find_duplicates(node, ())) if node is not None else []
         content = loader.construct_document(node) if node is not None else None
     except (yaml.YAMLError, ValueError) as error:
-        # A ValueError comes of a scalar that looks like a date or number and is none.
-        raise ConfigurationError([Fault("policy", f"is not YAML: {' '.join(str(error).split())}")]) from None
+        # An invalid scalar that looks like a date or a number raises ValueError.
+        raise ConfigurationError(
+            [ConfigurationProblem("policy", f"is not YAML: {' '.join(str(error).split())}")]
+        ) from None
     except RecursionError:
-        raise ConfigurationError([Fault("policy", "is nested too deep")]) from None
+        raise ConfigurationError([ConfigurationProblem("policy", "is nested too deeply")]) from None
     finally:
         loader.dispose()
-    faults = [Fault(key, "occurs twice") for key in duplicates]
+    problems = [ConfigurationProblem(key, "occurs twice") for key in duplicates]
     try:
         policy = Policy.model_validate({} if content is None else content)
     except ValidationError as error:
-        faults += [_describe(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors()]
-    if faults:
-        raise ConfigurationError(faults)
+        problems += [_describe(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors()]
+    if problems:
+        raise ConfigurationError(problems)
     return policy
 
 
@@ -81,8 +83,8 @@ def _find_duplicates(node: yaml.Node, path: tuple[str, ...]) -> Iterator[str]:
         yield from _find_duplicates(value, inner)
 
 
-def _describe(location: tuple[int | str, ...], kind: str, message: str) -> Fault:
-    # A part in angle brackets names the alternative that was tried, not a key.
+def _describe(location: tuple[int | str, ...], kind: str, message: str) -> ConfigurationProblem:
+    # A part in angle brackets is the tag of a union member, not a key.
     key = ".".join(part for part in map(str, location) if not part.startswith("<")) or "policy"
     reasons = {"extra_forbidden": "unknown key", "model_type": "must be a mapping"}
-    return Fault(key, reasons.get(kind, message.removeprefix("Value error, ")))
+    return ConfigurationProblem(key, reasons.get(kind, message.removeprefix("Value error, ")))

@@ -1,8 +1,8 @@
-"""Whether a file has become another one.
+"""Detects changes of a file by polling its status.
 
-By asking for its status once in a while, not by inotify: that sees nothing on network file systems and in
-some containers, has a limit per user that others use up, and must be told anew of each folder behind a
-symbolic link that Kubernetes swaps. The status follows links, so a swap shows like any other change.
+inotify misses changes on network file systems and in some containers, has a limit per user that others can
+use up, and needs a new watch for each folder behind a symbolic link that Kubernetes swaps. stat() follows
+links, so a swap is a change like any other.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _Stamp: TypeAlias = "tuple[int, int, int, int, int] | str"
 
 
 class FileWatch:
-    """Tells of changes after the file has come to rest, so that no half-written one is read.
+    """Reports a change once two consecutive polls agree, so that no half-written file is read.
 
     Attributes:
-        path: the file.
+        path: the watched file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,14 +27,14 @@ class FileWatch:
         self._taken: _Stamp = ""
 
     def has_changed(self) -> bool:
-        """Tells whether the file differs from the one last taken and equals that of the last call."""
+        """Returns whether the file differs from the loaded one and has not changed since the last call."""
         stamp = self._read_stamp()
-        is_at_rest = stamp == self._seen
+        is_stable = stamp == self._seen
         self._seen = stamp
-        return is_at_rest and stamp != self._taken
+        return is_stable and stamp != self._taken
 
-    def take(self) -> None:
-        """Counts the present file as known."""
+    def mark_loaded(self) -> None:
+        """Marks the present file as loaded; call it before reading, so that a later change is not missed."""
         self._taken = self._seen = self._read_stamp()
 
     def _read_stamp(self) -> _Stamp:

@@ -1,4 +1,4 @@
-"""The policy in force, for everybody who decides or tells others of it."""
+"""Holds the policy in force."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class ActivePolicy:
     policy: Policy
     compiled: CompiledPolicy
     view: ClientView
-    """For the workers' clients; has the names of two identity parts while a change is coming."""
+    """The view for worker clients; has the names of both identity parts while a change is scheduled."""
     origin: str
     """`embedded` or the path of its file."""
     loaded_at: float
     """Seconds since the epoch."""
     changes_at: float | None
-    """When another identity part takes over, in seconds since the epoch; None for never."""
+    """When the scheduled identity change takes effect, in seconds since the epoch; None for never."""
 
 
 class PolicyHolder:
-    """Gives the policy in force to whoever decides; each decision asks once.
+    """Holds the policy in force; each decision reads `current` once.
 
     Attributes:
         current: the policy in force.
-        last_error: why the newest file was refused, one fault a line; empty if it was not.
+        last_error: why the newest file was rejected, one problem per line; empty if it was not.
     """
 
     def __init__(self, current: ActivePolicy) -> None:
@@ -44,7 +44,7 @@ class PolicyHolder:
 
     @property
     def next_change(self) -> asyncio.Event:
-        """Is set at the next `replace`."""
+        """An event that the next `replace` sets."""
         return self._changed
 
     def replace(self, active: ActivePolicy) -> None:
@@ -57,13 +57,13 @@ class PolicyHolder:
 def activate(
     policy: Policy, origin: str = EMBEDDED, *, now_s: float | None = None, loaded_at: float | None = None
 ) -> ActivePolicy:
-    """Returns the policy as it is in force at a time.
+    """Returns the policy with the identity part that is in force at a time.
 
     Args:
-        policy: as written.
+        policy: the policy as written.
         origin: `embedded` or the path of its file.
         now_s: seconds since the epoch; None for the present.
-        loaded_at: when the file was read, if that was earlier.
+        loaded_at: when the file was read, in seconds since the epoch; None for `now_s`.
     """
     if now_s is None:
         now_s = time.time()

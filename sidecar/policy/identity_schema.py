@@ -1,4 +1,4 @@
-"""The identity part of the policy: what a conversation is called; equal parts give equal ids everywhere."""
+"""Schema of the policy's identity part: how conversations are named. Equal parts give equal ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import (
     AfterValidator,
     AwareDatetime,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Tag,
     ValidationError,
@@ -25,8 +27,14 @@ from sidecar.identity.catalogue import (
     NEVER_HEADERS,
     TRTLLM_SERVE_ORDER,
 )
-from sidecar.identity.header_name import check_header_name
-from sidecar.policy.policy_part import PolicyPart
+from sidecar.identity.header_carrier import check_header_name
+
+
+class PolicyPart(BaseModel):
+    """A mapping of the policy file; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
 
 _PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -43,7 +51,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 def _check_key(key: str) -> str:
     if key not in CARRIERS:
         raise ValueError(
-            "is no carrier; a header of your own is written as `{header: name}`, known are "
+            "is not a carrier; write a header of your own as `{header: name}`; the carriers are "
             + ", ".join(CARRIERS)
         )
     return key
@@ -59,11 +67,11 @@ def _check_own_header(header: str) -> str:
 
 
 class OwnHeader(PolicyPart):
-    """A header that names the conversation at this site."""
+    """A custom header that names the conversation."""
 
     header: Annotated[str, AfterValidator(_check_own_header)]
     parent_header: Annotated[str, AfterValidator(check_header_name)] | None = None
-    """Names the conversation that started this one."""
+    """Names the parent conversation."""
 
     @model_validator(mode="after")
     def _check_parent(self) -> OwnHeader:
@@ -73,7 +81,7 @@ class OwnHeader(PolicyPart):
 
     @property
     def key(self) -> str:
-        """Its name among the carriers."""
+        """Its carrier key."""
         return f"header:{self.header}"
 
 
@@ -89,15 +97,15 @@ def _check_filled(order: tuple[Entry, ...]) -> tuple[Entry, ...]:
     return order
 
 
-def _make_fault(key: str, reason: str) -> InitErrorDetails:
+def _make_problem(key: str, reason: str) -> InitErrorDetails:
     return InitErrorDetails(
         type="value_error", loc=(key,) if key else (), input=None, ctx={"error": ValueError(reason)}
     )
 
 
-def _repeat_fault(fault: ErrorDetails) -> InitErrorDetails:
+def _copy_problem(problem: ErrorDetails) -> InitErrorDetails:
     return InitErrorDetails(
-        type=fault["type"], loc=fault["loc"], input=fault["input"], ctx=fault.get("ctx", {})
+        type=problem["type"], loc=problem["loc"], input=problem["input"], ctx=problem.get("ctx", {})
     )
 
 
@@ -107,7 +115,7 @@ def _find_repetitions(order: object) -> list[str]:
 
 
 def _key_of(entry: object) -> str:
-    """Returns the name of an entry of the order among the carriers; empty if it has none."""
+    """Returns the carrier key of an entry of the order; empty if it has none."""
     if isinstance(entry, OwnHeader):
         return entry.key
     header = entry.get("header") if isinstance(entry, Mapping) else None
@@ -116,13 +124,13 @@ def _key_of(entry: object) -> str:
     return entry if isinstance(entry, str) else ""
 
 
-def _find_idle_keys(fields: Mapping[str, Any]) -> list[str]:
+def _find_conflicts(fields: Mapping[str, Any]) -> list[str]:
     unchanged = fields["ids"] == "unchanged"
-    idle = (
-        (unchanged and fields["scope"] != "off", "ids: unchanged keeps no tenants apart; scope must be off"),
+    conflicts = (
+        (unchanged and fields["scope"] != "off", "ids: unchanged ignores the tenant; scope must be off"),
         (
             unchanged and fields["trajectory_scope"] == "run",
-            "ids: unchanged keeps no runs apart; trajectory_scope must be none",
+            "ids: unchanged ignores the run; trajectory_scope must be none",
         ),
         (
             fields["subagents"] == "off" and fields["prompt_cache_key"] == "affinity",
@@ -137,14 +145,14 @@ def _find_idle_keys(fields: Mapping[str, Any]) -> list[str]:
             "agent_context: affinity-only reads no trajectory; trajectory_scope must be none",
         ),
     )
-    return [reason for holds, reason in idle if holds]
+    return [reason for holds, reason in conflicts if holds]
 
 
 class IdentityPolicy(PolicyPart):
-    """What a conversation is called."""
+    """Which carriers are read, and how conversations are named."""
 
     profile: Literal["default", "trtllm-serve", "dynamo"] = "default"
-    """Gives the keys that are not written."""
+    """Sets the defaults of the keys that the file omits."""
     order: Annotated[tuple[Entry, ...], AfterValidator(_check_filled)] = DEFAULT_ORDER
     """The carriers to read, first choice first; others are not read."""
     scope: Literal["off", "weak", "all"] = "weak"
@@ -157,35 +165,35 @@ class IdentityPolicy(PolicyPart):
     @model_validator(mode="wrap")
     @classmethod
     def _check_together(cls, content: Any, validate: ModelWrapValidatorHandler[IdentityPolicy]) -> Any:
-        """Fills in from the profile, and tells what is wrong between keys beside what is wrong in them."""
+        """Fills in the profile's keys, and reports conflicts between keys together with invalid keys."""
         if not isinstance(content, Mapping):
             return validate(content)
         profile = content.get("profile", "default")
         preset = _PRESETS.get(profile, {}) if isinstance(profile, str) else {}
         content = {**preset, **content}
         defaults = {name: field.default for name, field in cls.model_fields.items()}
-        faults = []
+        problems = []
         if twice := _find_repetitions(content.get("order")):
-            faults.append(_make_fault("order", f"occurs twice: {', '.join(twice)}"))
-        if idle := _find_idle_keys({**defaults, **content}):
-            faults.append(_make_fault("", "; ".join(idle)))
+            problems.append(_make_problem("order", f"occurs twice: {', '.join(twice)}"))
+        if conflicts := _find_conflicts({**defaults, **content}):
+            problems.append(_make_problem("", "; ".join(conflicts)))
         try:
             policy = validate(content)
         except ValidationError as error:
-            faults = [*map(_repeat_fault, error.errors()), *faults]
-        if faults:
-            raise ValidationError.from_exception_data(cls.__name__, faults)
+            problems = [*map(_copy_problem, error.errors()), *problems]
+        if problems:
+            raise ValidationError.from_exception_data(cls.__name__, problems)
         return policy
 
 
 def _check_time(value: Any) -> Any:
     # A bare number would be read as seconds since 1970.
     if isinstance(value, (int, float)):
-        raise ValueError("is no time; write it as 2030-01-31T12:00:00Z")
+        raise ValueError("is not a time; write it as 2030-01-31T12:00:00Z")
     return value
 
 
 class NextIdentityPolicy(IdentityPolicy):
-    """The identity part that follows at a moment which all sidecars share."""
+    """An identity part that replaces `identity` on all sidecars at the same time."""
 
     effective_at: Annotated[AwareDatetime, BeforeValidator(_check_time)]

@@ -1,4 +1,4 @@
-"""Keeps the policy in force that its file and the clock say."""
+"""Reloads the policy when its file changes, on request, and at a scheduled identity change."""
 
 from __future__ import annotations
 
@@ -10,87 +10,88 @@ from pathlib import Path
 
 import structlog
 
-from sidecar.fault import ConfigurationError
+from routing_hints.errors import ConfigurationError
+from routing_hints.metrics import LabelValues, MetricStore
 from sidecar.policy.file import load_policy
 from sidecar.policy.file_watch import FileWatch
 from sidecar.policy.holder import ActivePolicy, PolicyHolder, activate
 from sidecar.policy.schema import Policy
-from sidecar.server.error_boundary import DefectLog
-from sidecar.telemetry.counters import Counters, Labels
+from sidecar.telemetry import metrics
+from sidecar.telemetry.internal_error_log import InternalErrorLog
 from sidecar.telemetry.logs import configure_logging
 
 POLL_INTERVAL_S = 1.0
-"""A change is in force after two of these at most."""
+"""Seconds between two polls of the file; a change is loaded after two polls at most."""
 
 
 class PolicyReloader:
-    """Reloads on a change of the file, also where a symbolic link above it is swapped, and when asked to.
+    """Reloads when the file changes, a swapped symbolic link above it included, and on request.
 
-    The operational part is in force at once, a coming identity part at its `effective_at`. A file that can't
-    be used changes nothing: the log, the counters and `PolicyHolder.last_error` say why.
+    The operational part takes effect at once, `next_identity` at its `effective_at`. An invalid file changes
+    nothing: the log, the metrics and `PolicyHolder.last_error` report the problems.
 
     Args:
-        holder: gets the policy.
+        holder: gets each new policy.
         path: the policy file; None for the embedded policy.
-        counters: counts reloads.
-        defects: is told what no rule accounts for.
-        clock: gives the seconds since the epoch.
-        interval_s: seconds between two looks at the file.
+        store: gets the metrics.
+        internal_errors: gets unexpected exceptions.
+        clock: returns seconds since the epoch.
+        interval_s: seconds between two polls of the file.
     """
 
     def __init__(
         self,
         holder: PolicyHolder,
         path: Path | None,
-        counters: Counters,
-        defects: DefectLog,
+        store: MetricStore,
+        internal_errors: InternalErrorLog,
         *,
         clock: Callable[[], float] = time.time,
         interval_s: float = POLL_INTERVAL_S,
     ) -> None:
         self._holder = holder
-        self._counters = counters
-        self._defects = defects
+        self._store = store
+        self._internal_errors = internal_errors
         self._clock = clock
         self._interval_s = interval_s
         self._watch = FileWatch(path) if path is not None else None
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._log = structlog.get_logger("sidecar")
-        counters.gauge("policy_rejected", self._show_rejection)
+        store.set_reader(metrics.POLICY_REJECTED, self._show_rejection)
 
-    def ask(self) -> None:
-        """Reloads soon, whether the file has changed or not."""
-        self._asked.set()
+    def request_reload(self) -> None:
+        """Requests a reload, whether the file has changed or not."""
+        self._requested.set()
 
     async def run(self) -> None:
-        """Watches until cancelled."""
-        wait_s = self._next_look_s()
+        """Polls until cancelled."""
+        wait_s = self._next_poll_s()
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), wait_s)
-            is_asked = self._asked.is_set()
-            self._asked.clear()
+                await asyncio.wait_for(self._requested.wait(), wait_s)
+            is_requested = self._requested.is_set()
+            self._requested.clear()
             wait_s = self._interval_s
             try:
-                await self.look(is_asked=is_asked)
-                wait_s = self._next_look_s()
-            except Exception as error:  # noqa: BLE001, one failed look must not be the last
-                self._defects.report(error)
+                await self.poll(is_requested=is_requested)
+                wait_s = self._next_poll_s()
+            except Exception as error:  # noqa: BLE001, a failed poll must not be the last
+                self._internal_errors.report(error)
 
-    async def look(self, *, is_asked: bool = False) -> None:
-        """Does what the clock and the file call for now.
+    async def poll(self, *, is_requested: bool = False) -> None:
+        """Applies a due identity change, and loads the file if it has changed.
 
         Args:
-            is_asked: reads the file even if it has not changed.
+            is_requested: whether to load the file even if it has not changed.
         """
         self._swap_identity()
         if self._watch is not None:
-            if is_asked or await asyncio.to_thread(self._watch.has_changed):
-                await self._reload(self._watch, is_asked=is_asked)
-        elif is_asked:
+            if is_requested or await asyncio.to_thread(self._watch.has_changed):
+                await self._reload(self._watch, is_requested=is_requested)
+        elif is_requested:
             self._log.warning("policy_not_reloaded", reason="the embedded policy has no file")
 
-    def _next_look_s(self) -> float:
+    def _next_poll_s(self) -> float:
         changes_at = self._holder.current.changes_at
         if changes_at is None:
             return self._interval_s
@@ -102,7 +103,7 @@ class PolicyReloader:
             return
         active = activate(current.policy, current.origin, now_s=self._clock(), loaded_at=current.loaded_at)
         self._holder.replace(active)
-        self._counters.add("identity_changes")
+        self._store.add(metrics.IDENTITY_CHANGES)
         self._log.info(
             "identity_changed",
             policy_revision=active.compiled.revision,
@@ -110,8 +111,8 @@ class PolicyReloader:
             identity_epoch_before=current.compiled.identity_epoch,
         )
 
-    async def _reload(self, watch: FileWatch, *, is_asked: bool) -> None:
-        await asyncio.to_thread(watch.take)
+    async def _reload(self, watch: FileWatch, *, is_requested: bool) -> None:
+        await asyncio.to_thread(watch.mark_loaded)
         try:
             policy = await asyncio.to_thread(load_policy, watch.path)
         except ConfigurationError as error:
@@ -120,38 +121,38 @@ class PolicyReloader:
         self._holder.last_error = ""
         if policy != self._holder.current.policy:
             self._accept(policy)
-        elif is_asked:
-            self._counters.add("policy_reloads", ("outcome", "unchanged"))
+        elif is_requested:
+            self._store.add(metrics.POLICY_RELOADS, "unchanged")
             self._log.info("policy_unchanged", **_describe(self._holder.current))
 
     def _accept(self, policy: Policy) -> None:
         before = self._holder.current
         active = activate(policy, before.origin, now_s=self._clock())
         self._holder.replace(active)
-        self._counters.add("policy_reloads", ("outcome", "loaded"))
+        self._store.add(metrics.POLICY_RELOADS, "loaded")
         if policy.operational.logging != before.policy.operational.logging:
-            configure_logging(policy.operational.logging)
+            configure_logging(policy.operational.logging.level, policy.operational.logging.format)
         self._log.info("policy_loaded", **_describe(active))
         if active.compiled.identity_epoch != before.compiled.identity_epoch:
-            self._counters.add("identity_changes")
+            self._store.add(metrics.IDENTITY_CHANGES)
             self._log.warning(
-                "identity_changed_at_once",
+                "identity_policy_changed_without_schedule",
                 identity_epoch=active.compiled.identity_epoch,
                 identity_epoch_before=before.compiled.identity_epoch,
-                change="next_identity with effective_at lets all sidecars change together",
+                hint="next_identity with effective_at lets all sidecars change together",
             )
 
     def _reject(self, path: Path, error: ConfigurationError) -> None:
-        self._holder.last_error = "\n".join(map(str, error.faults))
-        self._counters.add("policy_reloads", ("outcome", "rejected"))
+        self._holder.last_error = "\n".join(map(str, error.problems))
+        self._store.add(metrics.POLICY_RELOADS, "rejected")
         self._log.error(
             "policy_rejected",
             policy=str(path),
-            faults=[str(fault) for fault in error.faults],
+            problems=[str(problem) for problem in error.problems],
             policy_revision=self._holder.current.compiled.revision,
         )
 
-    def _show_rejection(self) -> Iterator[tuple[Labels, float]]:
+    def _show_rejection(self) -> Iterator[tuple[LabelValues, float]]:
         yield (), 1 if self._holder.last_error else 0
 
 

@@ -1,6 +1,6 @@
-"""The operator's policy: what may be written in its file.
+"""Schema of the policy file; `default_policy.yaml` explains each key.
 
-The operational part says what the sidecar does, the identity part what a conversation is called.
+The operational part configures what the sidecar does, the identity part how conversations are named.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from sidecar.policy.identity_schema import IdentityPolicy, NextIdentityPolicy
-from sidecar.policy.policy_part import PolicyPart
+from sidecar.placement.first_rank import FIRST_RANK_POLICIES
+from sidecar.policy.identity_schema import IdentityPolicy, NextIdentityPolicy, PolicyPart
 
 PhaseName: TypeAlias = Literal["prefill", "decode", "aggregated"]
 
@@ -19,54 +19,60 @@ def _sort_distinct(phases: tuple[PhaseName, ...]) -> tuple[PhaseName, ...]:
     return tuple(sorted(set(phases)))
 
 
+def _check_first(name: str) -> str:
+    if name not in FIRST_RANK_POLICIES:
+        raise ValueError(f"is not one of {', '.join(FIRST_RANK_POLICIES)}")
+    return name
+
+
 class Placement(PolicyPart):
-    """When and how the sidecar chooses a rank itself; acts only with rank source `sidecar`."""
+    """When and how the sidecar places conversations itself; used only with rank source `sidecar`."""
 
     when: Literal["router_rank_absent", "always"] = "router_rank_absent"
     phases: Annotated[tuple[PhaseName, ...], AfterValidator(_sort_distinct)] = ("aggregated", "prefill")
-    first: Literal["least_load", "rendezvous"] = "least_load"
-    """Where a first turn goes. `rendezvous` needs no state: it depends on the conversation alone."""
+    first: Annotated[str, AfterValidator(_check_first)] = "least_load"
+    """How the rank of a first turn is chosen. `rendezvous` is stateless: a hash of the conversation."""
     resident_weight: float = Field(default=0.05, strict=True, ge=0, le=10, allow_inf_nan=False)
-    """Tokens of work in flight that one token kept in a rank's KV cache weighs as much as."""
+    """Load of one token resident in a rank's KV cache, in outstanding tokens."""
     idle_ttl_s: float = Field(default=3_600.0, strict=True, ge=1, le=31_536_000)
-    """A conversation is forgotten after so long without a request."""
+    """Seconds without a request after which a conversation is forgotten."""
     lease_ttl_s: float = Field(default=600.0, strict=True, ge=1, le=86_400)
-    """A request whose end is not reported counts as ended after so long."""
+    """Seconds after which a request without a finish report counts as finished."""
     max_conversations: int = Field(default=65_536, strict=True, ge=1, le=16_777_216)
-    """Of all engines together; the one used longest ago is forgotten first."""
+    """Limit across all engines; the least recently used is evicted."""
 
 
 class Logging(PolicyPart):
-    """What the sidecar and the workers' clients write to their logs."""
+    """What the sidecar and the worker clients log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console"] = "json"
     log_ids: Literal["hashed", "plain"] = "hashed"
-    """`plain` lets the clients log raw ids."""
+    """`plain` lets worker clients log raw ids."""
     decision_sample_percent: float = Field(default=0.0, strict=True, ge=0, le=100, allow_inf_nan=False)
-    """Share of requests whose decisions the sidecar logs, in steps of 0.01."""
+    """Percentage of requests whose decisions are logged, in steps of 0.01."""
 
 
 class Operational(PolicyPart):
     """What the sidecar does."""
 
     mode: Literal["on", "shadow", "off"] = "on"
-    """`shadow` decides and says so, but changes no request."""
+    """`shadow` decides and reports the decision, but changes no request."""
     rollout_percent: float = Field(default=100.0, strict=True, ge=0, le=100, allow_inf_nan=False)
-    """Share of conversations that is decided about, in steps of 0.01."""
-    one_shot_guard: Literal["report", "enforce"] = "report"
-    """What becomes of a carrier whose ids almost never repeat; `enforce` attaches them no more."""
+    """Percentage of conversations in the rollout, in steps of 0.01; the others are forwarded."""
+    single_use_guard: Literal["report", "enforce"] = "report"
+    """`report` logs a carrier whose ids are single-use; `enforce` also stops attaching them."""
     placement: Placement = Placement()
     logging: Logging = Logging()
 
 
 class Policy(PolicyPart):
-    """The whole policy; without a file the defaults."""
+    """The whole policy; the defaults apply without a file."""
 
     operational: Operational = Operational()
     identity: IdentityPolicy = IdentityPolicy()
     next_identity: NextIdentityPolicy | None = None
-    """Takes the place of `identity` at its `effective_at`."""
+    """Replaces `identity` at its `effective_at`."""
 
     def identity_at(self, now_s: float) -> IdentityPolicy:
         """Returns the identity part in force at a time, in seconds since the epoch."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import chain, islice
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from routing_hints.metrics import MetricStore
 from routing_hints.v1 import admin_pb2
 from sidecar.decision.recorder import Record, Recorder
 from sidecar.policy.file import dump_policy
 from sidecar.policy.holder import PolicyHolder
 from sidecar.server.conversation_admin import ConversationAdmin
-from sidecar.server.error_boundary import Edge, NotFoundError
-from sidecar.telemetry.counters import Counters
+from sidecar.server.error_boundary import ErrorBoundary, NotFoundError
+from sidecar.server.stream import StreamServicer
+from sidecar.wire.enum_codec import encode_enum
 from sidecar.wire.field_limit import FieldError
-from sidecar.wire.response_codec import encode_answer_without_ids, encode_finish
+from sidecar.wire.response_codec import encode_decision_without_ids, encode_finish
 
+MAX_SHOWN_STREAMS = 1_000
 SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["RoutingHintsAdminService"].full_name
 
 
@@ -27,7 +30,8 @@ class AdminServicer:
         conversations: serves the RPCs about single conversations.
         holder: gives the policy in force.
         recorder: the last decisions.
-        counters: counted since the start.
+        store: counted since the start.
+        streams: gives the open streams.
         started_at: seconds since the epoch.
     """
 
@@ -36,13 +40,15 @@ class AdminServicer:
         conversations: ConversationAdmin,
         holder: PolicyHolder,
         recorder: Recorder,
-        counters: Counters,
+        store: MetricStore,
+        streams: StreamServicer,
         started_at: float,
     ) -> None:
         self._conversations = conversations
         self._holder = holder
         self._recorder = recorder
-        self._counters = counters
+        self._store = store
+        self._streams = streams
         self._started_at = _stamp(started_at)
 
     def get_policy(self, _request: admin_pb2.GetPolicyRequest) -> admin_pb2.GetPolicyResponse:
@@ -71,53 +77,56 @@ class AdminServicer:
         return _encode_record(record)
 
     def get_stats(self, _request: admin_pb2.GetStatsRequest) -> admin_pb2.GetStatsResponse:
-        """Returns the counters, and the gauges about placement in whole numbers."""
-        # The contract's counter is an integer, which the share in another gauge would not survive.
-        gauges = (
-            (name, labels, round(value))
-            for name, labels, value in self._counters.read_gauges()
-            if name.startswith("placement_")
-        )
+        """Returns every counter and gauge, and the open streams."""
         return admin_pb2.GetStatsResponse(
             started_at=self._started_at,
-            open_streams=self._counters.open_streams,
-            counters=[
-                admin_pb2.Counter(name=name, labels=dict(labels), value=value)
-                for name, labels, value in (*self._counters, *gauges)
+            streams=[
+                admin_pb2.StreamInfo(
+                    worker_id=stream.worker_id,
+                    client_version=stream.client_version,
+                    opened_at=_stamp(stream.opened_at),
+                )
+                for stream in islice(self._streams.open_streams.values(), MAX_SHOWN_STREAMS)
+            ],
+            metrics=[
+                admin_pb2.MetricValue(
+                    name=metric.name, labels=dict(zip(metric.labels, labels, strict=True)), value=value
+                )
+                for metric, labels, value in chain(self._store.read_counters(), self._store.read_gauges())
             ],
         )
 
-    def make_handler(self, edge: Edge) -> grpc.GenericRpcHandler:
+    def make_handler(self, error_boundary: ErrorBoundary) -> grpc.GenericRpcHandler:
         """Returns the handler to add to a server."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
             {
-                "GetPolicy": edge.serve_unary(admin_pb2.GetPolicyRequest, self.get_policy),
-                "ListConversations": edge.serve_unary(
+                "GetPolicy": error_boundary.serve_unary(admin_pb2.GetPolicyRequest, self.get_policy),
+                "ListConversations": error_boundary.serve_unary(
                     admin_pb2.ListConversationsRequest, self._conversations.list_conversations
                 ),
-                "GetConversation": edge.serve_unary(
+                "GetConversation": error_boundary.serve_unary(
                     admin_pb2.GetConversationRequest, self._conversations.get_conversation
                 ),
-                "EndConversation": edge.serve_unary(
+                "EndConversation": error_boundary.serve_unary(
                     admin_pb2.EndConversationRequest, self._conversations.end_conversation
                 ),
-                "GetDecision": edge.serve_unary(admin_pb2.GetDecisionRequest, self.get_decision),
-                "GetStats": edge.serve_unary(admin_pb2.GetStatsRequest, self.get_stats),
+                "GetDecision": error_boundary.serve_unary(admin_pb2.GetDecisionRequest, self.get_decision),
+                "GetStats": error_boundary.serve_unary(admin_pb2.GetStatsRequest, self.get_stats),
             },
         )
 
 
 def _encode_record(record: Record) -> admin_pb2.GetDecisionResponse:
-    # The stubs name the contract's enum, whose numbers ours share.
-    phase: Any = record.query.phase
+    decision = encode_decision_without_ids(record.decision)
+    decision.decision_id = record.decision_id
     response = admin_pb2.GetDecisionResponse(
         decided_at=_stamp(record.decided_at),
-        request_id=record.query.request_id,
-        worker_id=record.query.worker_id,
-        phase=phase,
-        answer=encode_answer_without_ids(record.answer, record.decision_id),
-        id_attached=record.answer.conversation_id is not None,
+        request_id=record.request.request_id,
+        worker_id=record.request.worker_id,
+        phase=encode_enum(record.request.phase),
+        decision=decision,
+        id_attached=record.decision.conversation_id is not None,
     )
     if record.finish is not None:
         response.finish.CopyFrom(encode_finish(record.finish))

@@ -1,4 +1,4 @@
-"""Letting calls end by themselves when the sidecar stops."""
+"""Ends calls that wait for their peer when the sidecar drains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class DrainingError(Exception):
-    """The sidecar stops; the call ends instead of waiting for its peer."""
+    """The sidecar drains; the call must end instead of waiting for its peer."""
 
 
 class DrainGate:
@@ -29,10 +29,10 @@ class DrainGate:
             task.cancel()
 
     async def wait(self, start: Callable[[], Awaitable[T]]) -> T:
-        """Starts and awaits what only the peer can bring about.
+        """Starts and awaits an operation that only the peer can complete, such as a read.
 
         Raises:
-            DrainingError: a drain begins or has begun.
+            DrainingError: a drain has begun, before or during the wait.
         """
         task = asyncio.current_task()
         if self._begun or task is None:

@@ -1,4 +1,4 @@
-"""The edge to gRPC: bytes come in, bytes or a status go out, and no exception passes.
+"""The boundary to gRPC: takes bytes, returns bytes or a status, and lets no exception through.
 
 Messages are parsed here and not by grpc, which would log a traceback for every malformed one.
 """
@@ -6,60 +6,39 @@ Messages are parsed here and not by grpc, which would log a traceback for every 
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf.message import DecodeError, Message
 
-from sidecar.telemetry.counters import Counters
+from routing_hints.metrics import MetricStore
+from sidecar.telemetry import metrics
+from sidecar.telemetry.internal_error_log import InternalErrorLog
 from sidecar.wire.field_limit import FieldError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-DEFECT_MESSAGE = "a defect of the sidecar; its log names the place"
-_NAMED_FRAMES = 8
+INTERNAL_ERROR_MESSAGE = "internal error of the sidecar; its log has the source line"
 
 
 class NotFoundError(Exception):
-    """What was asked for is not known."""
+    """The requested object does not exist."""
 
 
 class MalformedMessageError(ValueError):
-    """The bytes are not a message of the contract."""
-
-
-class DefectLog:
-    """Counts what should not happen and says each kind once, without the values that were involved."""
-
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-        counters.declare("defects")
-        self._said: set[str] = set()
-        self._log = structlog.get_logger("sidecar")
-
-    def report(self, error: Exception) -> None:
-        """Takes an exception that no rule accounts for."""
-        self._counters.add("defects")
-        frames = traceback.extract_tb(error.__traceback__)
-        place = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-_NAMED_FRAMES:]))
-        kind = f"{type(error).__name__} in {place}"
-        if kind not in self._said:
-            self._said.add(kind)
-            self._log.error("defect", kind=kind)
+    """The bytes are not a valid message."""
 
 
 def parse(message_class: type[MessageT], data: bytes) -> MessageT:
     """Returns the message that the bytes hold.
 
     Raises:
-        MalformedMessageError: they hold none, or a string in it is not UTF-8.
+        MalformedMessageError: they hold none, or one with a string that is not UTF-8.
     """
     try:
         return message_class.FromString(data)
@@ -68,21 +47,21 @@ def parse(message_class: type[MessageT], data: bytes) -> MessageT:
 
 
 @contextmanager
-def _ignore_lost_peer(counters: Counters) -> Iterator[None]:
-    # Writing to a peer that left is no defect; a cancelled call is what grpc takes it for.
+def _ignore_lost_peer(store: MetricStore) -> Iterator[None]:
+    # A write to a peer that has left is not an error; to gRPC it is a cancelled call.
     try:
         yield
     except (grpc.aio.InternalError, grpc.aio.UsageError):
-        counters.add("lost_calls")
+        store.add(metrics.LOST_CALLS)
         raise asyncio.CancelledError from None
 
 
-class Edge:
-    """Makes plain functions and coroutines into handlers that end every call with a status."""
+class ErrorBoundary:
+    """Wraps plain functions and coroutines into handlers that end every call with a status."""
 
-    def __init__(self, counters: Counters, defects: DefectLog) -> None:
-        self._counters = counters
-        self._defects = defects
+    def __init__(self, store: MetricStore, internal_errors: InternalErrorLog) -> None:
+        self._store = store
+        self._internal_errors = internal_errors
 
     def serve_unary(
         self, message_class: type[MessageT], handle: Callable[[MessageT], Message]
@@ -90,10 +69,10 @@ class Edge:
         """Makes a plain function the handler of a unary RPC."""
 
         async def call(data: bytes, context: Context) -> bytes:
-            with _ignore_lost_peer(self._counters):
+            with _ignore_lost_peer(self._store):
                 try:
                     return handle(parse(message_class, data)).SerializeToString()
-                except Exception as error:  # noqa: BLE001, one call's failure must stay its own
+                except Exception as error:  # noqa: BLE001, a failed call must not affect others
                     await self._abort(context, error)
 
         return grpc.unary_unary_rpc_method_handler(call)
@@ -117,12 +96,12 @@ class Edge:
         return grpc.unary_stream_rpc_method_handler(call)
 
     async def _shield(self, call: Awaitable[None], context: Context) -> None:
-        with _ignore_lost_peer(self._counters):
+        with _ignore_lost_peer(self._store):
             try:
                 await call
             except grpc.aio.BaseError:
                 raise
-            except Exception as error:  # noqa: BLE001, one call's failure must stay its own
+            except Exception as error:  # noqa: BLE001, a failed call must not affect others
                 await self._abort(context, error)
 
     async def _abort(self, context: Context, error: Exception) -> NoReturn:
@@ -131,9 +110,9 @@ class Edge:
         elif isinstance(error, NotFoundError):
             code, text = grpc.StatusCode.NOT_FOUND, str(error)
         else:
-            self._defects.report(error)
-            code, text = grpc.StatusCode.INTERNAL, DEFECT_MESSAGE
-        self._counters.add("failed_calls", ("code", code.name.lower()))
-        # abort() raises, and grpc wants its exception to pass.
+            self._internal_errors.report(error)
+            code, text = grpc.StatusCode.INTERNAL, INTERNAL_ERROR_MESSAGE
+        self._store.add(metrics.FAILED_CALLS, code.name.lower())
+        # abort() raises, and gRPC needs its exception to propagate.
         await context.abort(code, text)
         raise AssertionError("abort() returned")

@@ -1,4 +1,7 @@
-"""grpc.health.v1: one map of named components; the sidecar serves while all of them are well."""
+"""Serves grpc.health.v1 by a map of named components: the sidecar is serving while all are healthy.
+
+grpcio-health-checking's servicer is not used because its Watch does not end when the sidecar drains.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from sidecar.server.drain import DrainGate, DrainingError
-from sidecar.server.error_boundary import Context, Edge, NotFoundError, parse
+from sidecar.server.error_boundary import Context, ErrorBoundary, NotFoundError, parse
 
 SERVICE_NAME = "grpc.health.v1.Health"
 
@@ -21,32 +24,32 @@ class Health:
     """The components by name.
 
     Args:
-        components: names of all components; none is well at first.
+        components: names of all components; at first none is healthy.
     """
 
     def __init__(self, components: Iterable[str]) -> None:
-        self._well = dict.fromkeys(components, False)
+        self._healthy = dict.fromkeys(components, False)
         self._changed = asyncio.Event()
 
     @property
     def is_serving(self) -> bool:
-        """Whether every component is well."""
-        return all(self._well.values())
+        """Whether every component is healthy."""
+        return all(self._healthy.values())
 
     @property
     def components(self) -> Mapping[str, bool]:
-        """How each component is, by name."""
-        return self._well
+        """Whether each component is healthy, by name."""
+        return self._healthy
 
-    def set(self, component: str, well: bool) -> None:
-        """Says how a component is."""
-        self._well[component] = well
+    def set(self, component: str, is_healthy: bool) -> None:
+        """Sets whether a component is healthy."""
+        self._healthy[component] = is_healthy
         self._changed.set()
         self._changed = asyncio.Event()
 
     @property
     def next_change(self) -> asyncio.Event:
-        """Is set at the next `set`."""
+        """An event that the next `set` sets."""
         return self._changed
 
 
@@ -54,9 +57,9 @@ class HealthServicer:
     """Serves Check and Watch; all services of the sidecar share its health.
 
     Args:
-        health: what to show.
-        services: names that may be asked for, beside the empty one.
-        gate: ends a Watch when the sidecar stops, after the last change was written.
+        health: the health to serve.
+        services: service names to serve, besides the empty one.
+        gate: ends each Watch when the sidecar drains, after the last change was written.
     """
 
     def __init__(self, health: Health, services: Iterable[str], gate: DrainGate) -> None:
@@ -65,7 +68,7 @@ class HealthServicer:
         self._gate = gate
 
     def check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
-        """Returns the present status; raises NotFoundError for a service that is not served."""
+        """Returns the current status; raises NotFoundError for an unknown service."""
         if request.service not in self._services:
             raise NotFoundError("no such service")
         return _Response(status=self._status(request.service))
@@ -84,13 +87,13 @@ class HealthServicer:
             await self._write_change(service, last, context)
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the sidecar is draining")
 
-    def make_handler(self, edge: Edge) -> grpc.GenericRpcHandler:
+    def make_handler(self, error_boundary: ErrorBoundary) -> grpc.GenericRpcHandler:
         """Returns the handler to add to a server."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
             {
-                "Check": edge.serve_unary(health_pb2.HealthCheckRequest, self.check),
-                "Watch": edge.serve_server_stream(self.watch),
+                "Check": error_boundary.serve_unary(health_pb2.HealthCheckRequest, self.check),
+                "Watch": error_boundary.serve_server_stream(self.watch),
             },
         )
 

@@ -1,4 +1,4 @@
-"""Binding addresses, with a reason that a person understands where that fails."""
+"""Binds addresses, and explains in words why one can't be bound."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import grpc.aio
 
-from sidecar.address import Address, TcpAddress, UnixAddress
-from sidecar.fault import ConfigurationError, Fault
+from routing_hints.address import Address, TcpAddress, UnixAddress
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
 from sidecar.settings import SocketAccess
 
 _FULL_MODE = 0o777
@@ -27,42 +27,44 @@ def bind_all(
 ) -> list[Address]:
     """Adds the addresses to a server that has not started, and returns them as bound.
 
-    A socket file that nobody serves any more is replaced.
+    A socket file that no process serves any more is replaced.
 
     Args:
-        server: what to bind.
-        addresses: where.
-        access: who may use socket files.
-        credentials: for TCP; None serves it in clear.
+        server: the server.
+        addresses: the addresses to listen on.
+        access: mode and group of socket files.
+        credentials: TLS credentials for TCP; None for plaintext.
 
     Raises:
-        ConfigurationError: with a fault for each address that can't be bound.
+        ConfigurationError: has a problem for each address that can't be bound.
     """
     bound: list[Address] = []
-    faults = []
+    problems = []
     for address in addresses:
         obstacle = find_obstacle(address)
         if obstacle is None:
             try:
                 bound.append(_bind(server, address, access, credentials))
             except PermissionError:
-                obstacle = Fault("socket-group", f"{address}: no permission to give it to that group")
+                obstacle = ConfigurationProblem(
+                    "socket-group", f"{address}: no permission to change its group"
+                )
             except (RuntimeError, OSError):
-                obstacle = Fault("listen", f"{address}: can't be bound")
+                obstacle = ConfigurationProblem("listen", f"{address}: can't be bound")
         if obstacle is not None:
-            faults.append(obstacle)
-    if faults:
-        raise ConfigurationError(faults)
+            problems.append(obstacle)
+    if problems:
+        raise ConfigurationError(problems)
     return bound
 
 
-def find_obstacle(address: Address) -> Fault | None:
+def find_obstacle(address: Address) -> ConfigurationProblem | None:
     """Returns why an address can't be bound now, or None."""
     if isinstance(address, UnixAddress):
         reason = _find_path_obstacle(address.path)
     else:
         reason = _find_port_obstacle(address)
-    return Fault("listen", f"{address}: {reason}") if reason else None
+    return ConfigurationProblem("listen", f"{address}: {reason}") if reason else None
 
 
 def _bind(
@@ -75,7 +77,7 @@ def _bind(
         if credentials is None:
             return TcpAddress(address.host, server.add_insecure_port(address.netloc))
         return TcpAddress(address.host, server.add_secure_port(address.netloc, credentials))
-    # The mask leaves the mode to the socket file from the moment that it exists.
+    # With this umask the socket has its final mode from the start; it is never wider.
     previous = os.umask(_FULL_MODE & ~access.mode)
     try:
         server.add_insecure_port(f"unix:{address.path}")
@@ -96,7 +98,7 @@ def _find_path_obstacle(path: Path) -> str:
     except FileNotFoundError:
         return ""
     if not stat.S_ISSOCK(mode):
-        return "a file that is no socket is in the way"
+        return "another file, not a socket, has that name"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_TIMEOUT_S)
         try:

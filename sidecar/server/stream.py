@@ -1,64 +1,102 @@
-"""EnrichStream: reads a batch, decides all of it, writes one response, and only then reads on.
+"""EnrichStream: reads a message, decides all of it, writes one response, and only then reads on.
 
-A peer that does not read blocks the write and thereby the reading, so a stream holds one batch at most.
+A peer that does not read blocks the write and thereby the reading, so a stream holds one message at most.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 import grpc.aio
+import structlog
 
+from routing_hints.limits import MAX_BATCH_ENTRIES, MAX_ENGINES
+from routing_hints.metrics import MetricStore
 from routing_hints.v1 import service_pb2
-from sidecar.decision.conversation_end import Lifecycle
-from sidecar.decision.outcome import OutcomeLog
-from sidecar.decision.recorder import Recorder
-from sidecar.decision.service import Decider
-from sidecar.placement.placement import Placement
+from sidecar.decision.service import DecisionService
+from sidecar.policy.compiled import ClientView
 from sidecar.policy.holder import PolicyHolder
 from sidecar.server.drain import DrainGate, DrainingError
-from sidecar.server.error_boundary import DEFECT_MESSAGE, Context, DefectLog, parse
-from sidecar.server.outlet import Outlet
-from sidecar.telemetry.counters import Counters
-from sidecar.wire.field_limit import FieldError
-from sidecar.wire.request_codec import UNKNOWN_CALLER, Caller, decode_finish, decode_hello
+from sidecar.server.enrichment import Enricher
+from sidecar.server.error_boundary import INTERNAL_ERROR_MESSAGE, Context, parse
+from sidecar.telemetry import metrics
+from sidecar.telemetry.internal_error_log import InternalErrorLog
+from sidecar.wire.engine_codec import EngineRegistry
+from sidecar.wire.field_limit import HELLO_LIMITS, FieldError, check_count, check_strings
+from sidecar.wire.request_codec import decode_finish
+from sidecar.wire.response_codec import encode_client_policy
 
-MAX_BATCH = 4_096
-# So many decisions take about 2 ms; other calls get their turn in between.
+# That many decisions take about 2 ms; other calls get their turn in between.
 _DECISIONS_PER_TURN = 64
 _DRAINING = "the sidecar is draining"
 
 
+@dataclass(slots=True)
+class Stream:
+    """One open stream.
+
+    Attributes:
+        number: counts the streams of this sidecar from 1; with a `seq` it names an item.
+        opened_at: seconds since the epoch.
+        worker_id, client_version: as its hello states them.
+        engines: the engines that its items may refer to.
+    """
+
+    number: int
+    opened_at: float
+    worker_id: str = ""
+    client_version: str = ""
+    engines: EngineRegistry = field(default_factory=EngineRegistry)
+    is_greeted: bool = False
+
+
 class StreamServicer:
-    """Serves any number of streams."""
+    """Serves any number of streams.
+
+    Args:
+        enricher: decides about items.
+        service: takes finish reports.
+        holder: gives the policy to send.
+        store: counts.
+        internal_errors: reports what no rule accounts for.
+        gate: ends streams when the sidecar stops.
+        wall_clock: gives the seconds since the epoch.
+    """
 
     def __init__(
         self,
-        decider: Decider,
+        enricher: Enricher,
+        service: DecisionService,
         holder: PolicyHolder,
-        recorder: Recorder,
-        outcomes: OutcomeLog,
-        placement: Placement,
-        lifecycle: Lifecycle,
-        counters: Counters,
-        defects: DefectLog,
+        store: MetricStore,
+        internal_errors: InternalErrorLog,
         gate: DrainGate,
+        wall_clock: Callable[[], float],
     ) -> None:
-        self._decider = decider
+        self._enricher = enricher
+        self._service = service
         self._holder = holder
-        self._recorder = recorder
-        self._outcomes = outcomes
-        self._placement = placement
-        self._lifecycle = lifecycle
-        self._counters = counters
-        self._defects = defects
+        self._store = store
+        self._internal_errors = internal_errors
         self._gate = gate
+        self._wall_clock = wall_clock
         self._numbers = count(1)
+        self._open: dict[int, Stream] = {}
         self._all_closed = asyncio.Event()
         self._all_closed.set()
+        self._log = structlog.get_logger("sidecar")
+        store.set_reader(metrics.OPEN_STREAMS, lambda: [((), len(self._open))])
+
+    @property
+    def open_streams(self) -> Mapping[int, Stream]:
+        """The open streams by number, oldest first."""
+        return MappingProxyType(self._open)
 
     async def wait_closed(self) -> None:
         """Returns when no stream is open."""
@@ -68,24 +106,24 @@ class StreamServicer:
         """Serves one stream to its end.
 
         Raises:
-            MalformedMessageError: the peer sent what is no message.
-            FieldError: hello or the size of a batch breaks its documented range.
+            MalformedMessageError: the peer sent something other than a message.
+            FieldError: hello, an engine or the size of a batch breaks its documented range.
         """
-        self._counters.add("streams")
-        self._counters.open_streams += 1
+        stream = Stream(next(self._numbers), self._wall_clock())
+        self._store.add(metrics.STREAMS)
+        self._open[stream.number] = stream
         self._all_closed.clear()
         try:
-            await self._serve(context, next(self._numbers))
+            await self._serve(context, stream)
         except DrainingError:
             await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)
         finally:
-            self._counters.open_streams -= 1
-            if not self._counters.open_streams:
+            del self._open[stream.number]
+            if not self._open:
                 self._all_closed.set()
 
-    async def _serve(self, context: Context, stream: int) -> None:
-        caller = UNKNOWN_CALLER
-        outlet = Outlet(context, self._holder)
+    async def _serve(self, context: Context, stream: Stream) -> None:
+        writer = StreamWriter(context, self._holder)
         pusher: asyncio.Task[None] | None = None
         try:
             while True:
@@ -93,59 +131,91 @@ class StreamServicer:
                 if data is grpc.aio.EOF:
                     return
                 message = parse(service_pb2.EnrichStreamRequest, data)
-                _check_batch(message)
-                if pusher is None and message.HasField("hello"):
-                    caller = decode_hello(message.hello)
-                # First, since they free what the items of the same message are placed by.
+                self._open_message(message, stream)
                 for finish in message.finishes:
-                    self._finish(finish, stream, caller)
+                    self._finish(finish, stream)
                 response = service_pb2.EnrichStreamResponse()
-                await self._decide_all(message.items, response.results, caller, stream)
-                await outlet.send(response)
+                await self._decide_all(message.items, response.results, stream)
+                await writer.send(response)
                 if pusher is None:
-                    pusher = asyncio.ensure_future(outlet.push_changes())
+                    pusher = asyncio.ensure_future(writer.push_changes())
         finally:
             if pusher is not None:
                 pusher.cancel()
-                # It may also have failed, since its peer is gone; that is no news here.
+                # It may also have failed, since its peer is gone, which is known here already.
                 await asyncio.gather(pusher, return_exceptions=True)
 
-    async def _decide_all(self, items: Any, results: Any, caller: Caller, stream: int) -> None:
+    def _open_message(self, message: service_pb2.EnrichStreamRequest, stream: Stream) -> None:
+        check_count(len(message.items), MAX_BATCH_ENTRIES, "items")
+        check_count(len(message.finishes), MAX_BATCH_ENTRIES, "finishes")
+        check_count(len(message.engines), MAX_ENGINES, "engines")
+        if not stream.is_greeted:
+            hello = message.hello
+            check_strings(hello, HELLO_LIMITS, "hello.")
+            stream.is_greeted = True
+            stream.worker_id, stream.client_version = hello.worker_id, hello.client_version
+            self._log.info("stream_opened", worker_id=hello.worker_id, client_version=hello.client_version)
+        for profile in message.engines:
+            stream.engines.register(profile)
+            self._log.info(
+                "engine_registered",
+                worker_id=stream.worker_id,
+                instance_id=profile.instance_id,
+                dp_size=profile.dp_size,
+                tensorrt_llm_version=profile.version,
+            )
+
+    async def _decide_all(self, items: Any, results: Any, stream: Stream) -> None:
         for number, item in enumerate(items, 1):
-            self._decide(item, results.add(seq=item.seq), caller, stream)
+            self._decide(item, results.add(seq=item.seq), stream)
             if number % _DECISIONS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
-    def _decide(
-        self, item: service_pb2.EnrichItem, result: service_pb2.EnrichResult, caller: Caller, stream: int
-    ) -> None:
+    def _decide(self, item: service_pb2.EnrichItem, result: service_pb2.EnrichResult, stream: Stream) -> None:
         try:
-            self._decider.decide(item.request, result.response, caller, (stream, item.seq))
+            name = (stream.number, item.seq)
+            self._enricher.enrich(item.request, result.response, stream.engines, stream.worker_id, name)
             return
         except FieldError as error:
-            self._counters.add("refused_items", ("code", "invalid_argument"))
-            code, field, message = service_pb2.ERROR_CODE_INVALID_ARGUMENT, error.field, str(error)
+            code, field_path, text = service_pb2.ERROR_CODE_INVALID_ARGUMENT, error.field, str(error)
+            self._store.add(metrics.REFUSED_ITEMS, "invalid_argument")
         except Exception as error:  # noqa: BLE001, one item's failure must stay its own
-            self._defects.report(error)
-            self._counters.add("refused_items", ("code", "internal"))
-            code, field, message = service_pb2.ERROR_CODE_INTERNAL, "", DEFECT_MESSAGE
-        result.error.CopyFrom(service_pb2.EnrichError(code=code, field=field, message=message))
+            code, field_path, text = service_pb2.ERROR_CODE_INTERNAL, "", INTERNAL_ERROR_MESSAGE
+            self._internal_errors.report(error)
+            self._store.add(metrics.REFUSED_ITEMS, "internal")
+        result.error.CopyFrom(service_pb2.EnrichError(code=code, field=field_path, message=text))
 
-    def _finish(self, message: service_pb2.Finish, stream: int, caller: Caller) -> None:
+    def _finish(self, message: service_pb2.Finish, stream: Stream) -> None:
         try:
-            report = decode_finish(message)
+            self._service.finish(decode_finish(message), stream.number, stream.worker_id)
         except FieldError:
-            self._counters.add("refused_finishes")
-            return
-        self._placement.finish(report, stream, caller.worker_id)
-        record = self._recorder.finish(report, stream)
-        self._outcomes.take(report, record)
-        if record is not None:
-            # Last, since it forgets what the lines above still write to.
-            self._lifecycle.on_finish(record.answer)
+            self._store.add(metrics.REFUSED_FINISHES)
 
 
-def _check_batch(message: service_pb2.EnrichStreamRequest) -> None:
-    for field, entries in (("items", message.items), ("finishes", message.finishes)):
-        if len(entries) > MAX_BATCH:
-            raise FieldError(field, f"has more than {MAX_BATCH} entries")
+class StreamWriter:
+    """Writes one stream's responses, one at a time, since gRPC takes no two writes at once."""
+
+    def __init__(self, context: Context, holder: PolicyHolder) -> None:
+        self._context = context
+        self._holder = holder
+        self._lock = asyncio.Lock()
+        self._sent: ClientView | None = None
+
+    async def send(self, response: service_pb2.EnrichStreamResponse) -> None:
+        """Writes a response, with the policy where the peer does not have it yet; nothing without either."""
+        async with self._lock:
+            view = self._holder.current.view
+            is_new = view is not self._sent
+            if is_new:
+                response.policy.CopyFrom(encode_client_policy(view))
+            if is_new or response.results:
+                await self._context.write(response.SerializeToString())
+                self._sent = view
+
+    async def push_changes(self) -> None:
+        """Sends every change of the policy, also while the peer is idle; never returns."""
+        while True:
+            # Taken before the write, during which the policy may change.
+            change = self._holder.next_change
+            await self.send(service_pb2.EnrichStreamResponse())
+            await change.wait()

@@ -1,4 +1,4 @@
-"""TLS for the TCP addresses. The files are read again when they change, so a renewal needs no restart."""
+"""TLS for the TCP addresses. Changed files are reloaded, so a renewed certificate needs no restart."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from typing import TypeAlias
 import grpc
 import structlog
 
-from sidecar.fault import ConfigurationError, Fault
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
+from routing_hints.metrics import MetricStore
 from sidecar.settings import TlsFiles
-from sidecar.telemetry.counters import Counters
+from sidecar.telemetry import metrics
 
 _Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class _UnusableError(Exception):
-    """The files can't be served now."""
+    """The files can't be used now."""
 
 
 class CertificateSource:
-    """Gives gRPC the certificate for each handshake.
+    """Provides gRPC with the certificate for each handshake.
 
-    Files are compared at each handshake rather than watched, which also sees the symlink swap of a
-    Kubernetes Secret. A changed file that is unusable keeps the certificate before it.
+    Each handshake compares the files, which also detects the symlink swap of a Kubernetes Secret. If a
+    changed file is unusable, the previous certificate stays in use.
 
     Args:
-        files: what to serve.
-        counters: gets `tls_reloads`.
+        files: certificate, key and client CA.
+        store: counts `tls_reloads`.
 
     Raises:
         ConfigurationError: the files are unusable now.
     """
 
-    def __init__(self, files: TlsFiles, counters: Counters) -> None:
+    def __init__(self, files: TlsFiles, store: MetricStore) -> None:
         self._files = files
-        self._counters = counters
-        counters.declare("tls_reloads", ("outcome", "refused"))
+        self._store = store
+        store.add(metrics.TLS_RELOADS, "rejected", amount=0)
         self._log = structlog.get_logger("sidecar")
-        # gRPC asks from threads of its own.
+        # gRPC calls `_fetch` from its own threads.
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._stamp = self._read_stamp()
         try:
             self._current = self._load()
         except _UnusableError as error:
-            raise ConfigurationError([Fault("tls", str(error))]) from None
+            raise ConfigurationError([ConfigurationProblem("tls", str(error))]) from None
 
     def make_credentials(self) -> grpc.ServerCredentials:
         """Returns credentials that follow the files."""
@@ -68,18 +69,18 @@ class CertificateSource:
         try:
             self._current = self._load()
         except _UnusableError as error:
-            self._log.error("tls_reload_refused", cert=str(self._files.cert), reason=str(error))
-            self._count_later("refused")
+            self._log.error("tls_certificate_rejected", cert=str(self._files.cert), reason=str(error))
+            self._count_later("rejected")
         else:
-            self._log.info("tls_reload_taken", cert=str(self._files.cert))
-            self._count_later("taken")
+            self._log.info("tls_certificate_reloaded", cert=str(self._files.cert))
+            self._count_later("reloaded")
 
     def _count_later(self, outcome: str) -> None:
-        self._loop.call_soon_threadsafe(lambda: self._counters.add("tls_reloads", ("outcome", outcome)))
+        self._loop.call_soon_threadsafe(lambda: self._store.add(metrics.TLS_RELOADS, outcome))
 
     def _load(self) -> grpc.ServerCertificateConfiguration:
         cert, key, client_ca = self._files.cert, self._files.key, self._files.client_ca
-        # OpenSSL says whether they belong together; gRPC itself would only fail each handshake.
+        # OpenSSL checks that key and certificate match; gRPC would only fail each handshake.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(cert, key, password=_refuse_password)
@@ -114,5 +115,5 @@ def _refuse_password() -> str:
 
 def _describe(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        return error.reason or "is no PEM file"
+        return error.reason or "is not a PEM file"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)

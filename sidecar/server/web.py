@@ -1,7 +1,7 @@
-"""The small HTTP side: /metrics, /livez and /readyz.
+"""Serves /metrics, /livez and /readyz over HTTP.
 
-It runs in the event loop that decides, so that an answer of /livez says that decisions can be taken; a
-thread of its own would go on saying so while the loop hangs.
+It runs in the event loop that makes the decisions, so a response of /livez shows that the loop is alive; a
+separate thread would respond even while the loop hangs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from sidecar.address import TcpAddress
-from sidecar.fault import ConfigurationError, Fault
+from routing_hints.address import TcpAddress
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
 from sidecar.server.health import Health
 from sidecar.server.listener import find_obstacle
 
@@ -23,17 +23,17 @@ _STOP_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WebServer:
-    """A running server.
+    """A running HTTP server.
 
     Attributes:
-        address: where it listens, a chosen port filled in.
+        address: where it listens, with the actual port.
     """
 
     address: TcpAddress
     _runner: web.AppRunner
 
     async def stop(self) -> None:
-        """Stops it within a second."""
+        """Stops the server within a second."""
         await self._runner.cleanup()
 
 
@@ -45,12 +45,12 @@ async def start_web(address: TcpAddress, registry: CollectorRegistry, health: He
     """
     obstacle = find_obstacle(address)
     if obstacle is not None:
-        raise ConfigurationError([Fault("metrics-listen", obstacle.reason)])
+        raise ConfigurationError([ConfigurationProblem("metrics-listen", obstacle.reason)])
     app = web.Application()
     app[_HEALTH] = health
     app.router.add_get("/metrics", make_aiohttp_handler(registry))
-    app.router.add_get("/livez", _answer_livez)
-    app.router.add_get("/readyz", _answer_readyz)
+    app.router.add_get("/livez", _serve_livez)
+    app.router.add_get("/readyz", _serve_readyz)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_TIMEOUT_S)
     await runner.setup()
     site = web.TCPSite(runner, address.host, address.port, reuse_port=False)
@@ -58,15 +58,17 @@ async def start_web(address: TcpAddress, registry: CollectorRegistry, health: He
         await site.start()
     except OSError:
         await runner.cleanup()
-        raise ConfigurationError([Fault("metrics-listen", f"{address}: can't be bound")]) from None
+        raise ConfigurationError(
+            [ConfigurationProblem("metrics-listen", f"{address}: can't be bound")]
+        ) from None
     return WebServer(TcpAddress(address.host, runner.addresses[0][1]), runner)
 
 
-async def _answer_livez(_request: web.Request) -> web.Response:
+async def _serve_livez(_request: web.Request) -> web.Response:
     return web.Response(text="ok\n")
 
 
-async def _answer_readyz(request: web.Request) -> web.Response:
+async def _serve_readyz(request: web.Request) -> web.Response:
     health = request.app[_HEALTH]
-    lines = [f"{name}: {'ok' if well else 'not ok'}\n" for name, well in health.components.items()]
+    lines = [f"{name}: {'ok' if is_ok else 'not ok'}\n" for name, is_ok in health.components.items()]
     return web.Response(status=200 if health.is_serving else 503, text="".join(lines))

@@ -13,19 +13,22 @@ from typing import TextIO, cast
 import structlog
 from structlog.typing import Processor
 
-from sidecar.policy.schema import Logging
 
+def configure_logging(level_name: str, line_format: str) -> None:
+    """Sets level and format of this process, for the libraries' own lines too.
 
-def configure_logging(settings: Logging) -> None:
-    """Sets level and format of this process, for the libraries' own lines too."""
-    level: int = getattr(logging, settings.level.upper())
+    Args:
+        level_name: `debug`, `info`, `warning` or `error`.
+        line_format: `json` or `console`.
+    """
+    level: int = getattr(logging, level_name.upper())
     shared: list[Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: Processor = (
         structlog.processors.JSONRenderer()
-        if settings.format == "json"
+        if line_format == "json"
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     structlog.configure(
@@ -73,5 +76,5 @@ class _PlaceHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
         structlog.get_logger("sidecar").log(
-            record.levelno, "library_message", logger=record.name, place=record.funcName, exception=kind
+            record.levelno, "dependency_log", logger=record.name, place=record.funcName, exception=kind
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from sidecar.model import Answer, Query
+from sidecar.model import Decision, Request
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -37,24 +37,24 @@ class DecisionTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def trace(
-        self, query: Query, answer: Answer, decision_id: str, started_at_ns: int, ended_at_ns: int
+        self, request: Request, decision: Decision, decision_id: str, started_at_ns: int, ended_at_ns: int
     ) -> None:
         """Makes the span of one decision; times are nanoseconds since the epoch."""
-        parent = self._propagator.extract({"traceparent": query.traceparent})
+        parent = self._propagator.extract({"traceparent": request.traceparent})
         span = self._tracer.start_span(SPAN_NAME, parent, start_time=started_at_ns)
         if span.is_recording():
             attributes: dict[str, str | bool | Sequence[str]] = {
-                "gen_ai.conversation.id": answer.conversation_hash,
-                "gen_ai.request.model": query.model,
-                "routing_hints.decision": answer.decision.name.lower(),
+                "gen_ai.conversation.id": decision.conversation_hash,
+                "gen_ai.request.model": request.model,
+                "routing_hints.decision": decision.placement.name.lower(),
                 "routing_hints.decision_id": decision_id,
-                "routing_hints.directive": answer.directive.name.lower(),
-                "routing_hints.id_attached": answer.conversation_id is not None,
-                "routing_hints.notices": answer.notices,
-                "routing_hints.phase": query.phase.name.lower(),
-                "routing_hints.policy_revision": answer.policy_revision,
-                "routing_hints.request_id": query.request_id,
-                "routing_hints.source": answer.source_detail or "none",
+                "routing_hints.directive": decision.directive.name.lower(),
+                "routing_hints.id_attached": decision.conversation_id is not None,
+                "routing_hints.notices": decision.notices,
+                "routing_hints.phase": request.phase.name.lower(),
+                "routing_hints.policy_revision": decision.policy_revision,
+                "routing_hints.request_id": request.request_id,
+                "routing_hints.source": decision.source_detail or "none",
             }
             span.set_attributes({name: value for name, value in attributes.items() if value != ""})
         span.end(ended_at_ns)
@@ -67,7 +67,7 @@ class DecisionTracer:
 def make_tracer(environment: Mapping[str, str]) -> DecisionTracer | None:
     """Returns a tracer if the environment names an OTLP endpoint, else None.
 
-    Asked for and not installed is said once in the log, and never keeps the sidecar from serving.
+    Where OpenTelemetry is not installed, one warning reports it and the sidecar serves without spans.
     """
     is_named = any(environment.get(name, "").strip() for name in _ENDPOINTS)
     is_refused = (

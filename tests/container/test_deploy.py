@@ -52,19 +52,19 @@ def _read_last_report() -> _Report | None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("podman_compose") is None, reason="podman-compose is missing")
-def test_a_worker_of_the_group_is_answered(docker: Path, worker_image: str) -> None:
-    """By the page's commands: another user is let in by the supplementary group, and no request fails."""
+def test_a_worker_of_the_sockets_group_is_served(docker: Path, worker_image: str) -> None:
+    """By the page's commands: another user may connect by the supplementary group, and no request fails."""
     path = os.pathsep.join([str(docker), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "SIDECAR_IMAGE": IMAGE}
-    up, *asking, down = read_commands_of("docs/deploying.md", Runner.COMPOSE)
+    up, *calls, down = read_commands_of("docs/deploying.md", Runner.COMPOSE)
     replaced = {"my-worker": worker_image}
     try:
         printed = run_command(up, environment, replaced, ROOT, _WAIT_S)
         deadline = time.monotonic() + _WAIT_S
         while (report := _read_last_report()) is None or report["plans"].get("sidecar", 0) < 100:
             assert time.monotonic() < deadline, (report, printed)
-        assert (report["failures"], report["without_id"]) == (0, 0)
-        for command in asking:
+        assert (report["last_error"], report["failures"], report["without_id"]) == ("", 0, 0)
+        for command in calls:
             printed = run_command(command, environment, replaced, ROOT)
             assert is_as_written(command.output, printed), printed
     finally:
@@ -72,8 +72,8 @@ def test_a_worker_of_the_group_is_answered(docker: Path, worker_image: str) -> N
     assert podman("volume", "exists", f"{PROJECT}_routing-hints", check=False).returncode == 1
 
 
-def test_the_daemon_set_hands_its_folder_over() -> None:
-    """With the manifest's capabilities root's folder becomes one where the sidecar can make a socket."""
+def test_the_daemon_set_s_init_container_gives_its_folder_to_the_sidecar_s_group() -> None:
+    """With the manifest's capabilities a folder of root becomes one where the sidecar can make a socket."""
     spec = yaml.safe_load((ROOT / "deploy/kubernetes/daemonset.yaml").read_text())["spec"]["template"]["spec"]
     (init,) = spec["initContainers"]
     capabilities = [

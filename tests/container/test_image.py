@@ -1,4 +1,4 @@
-"""The image alone: what it answers, how it is locked down, how it stops."""
+"""The image alone: that it serves, how it is locked down, how it stops."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
 from tests.container.conftest import IMAGE, USER_ID, Container, inspect, podman
+from tests.support.messages import CONVERSATION_HASH, HintsStub, make_request
 
 StartContainer = Callable[..., Container]
 _READY_TIMEOUT_S = 60.0
@@ -19,7 +19,7 @@ _READY_TIMEOUT_S = 60.0
 
 @pytest.fixture
 def container(start_container: StartContainer) -> Container:
-    """One that answers."""
+    """One that serves."""
     started = start_container()
     _await_ready(started.socket_target)
     return started
@@ -37,14 +37,12 @@ def _read_status(container: Container) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("target", ["socket_target", "tcp_target"])
-def test_it_answers(container: Container, target: str) -> None:
-    """Over the socket in a shared volume, and over TCP."""
-    request = service_pb2.EnrichRequest(
-        phase=types_pb2.PHASE_PREFILL, identity=types_pb2.Identity(headers={"x-session-id": "conv-7f3a"})
-    )
+def test_it_decides_over_the_socket_in_a_shared_volume_and_over_tcp(
+    container: Container, target: str
+) -> None:
     with grpc.insecure_channel(getattr(container, target)) as channel:
-        answer = service_pb2_grpc.RoutingHintsServiceStub(channel).Enrich(request)
-    assert answer.conversation_hash == "7c5832ae00b4609f"
+        decision = HintsStub(channel).Enrich(make_request())
+    assert decision.conversation_hash == CONVERSATION_HASH
 
 
 def test_it_runs_without_root_capabilities_or_new_privileges(container: Container) -> None:
@@ -58,23 +56,22 @@ def test_it_runs_without_root_capabilities_or_new_privileges(container: Containe
 
 @pytest.mark.parametrize("path", ["/x", "/tmp/x", "/opt/routing-hint-sidecar/x"])  # noqa: S108, in the container
 def test_it_needs_no_writable_root(container: Container, path: str) -> None:
-    """It serves although nothing but the socket's folder can be written."""
+    """Nothing but the socket's folder can be written, and it serves."""
     program = f"open({path!r}, 'w')"
     done = podman("exec", "--user", "0", container.name, "python3", "-c", program, check=False)
     assert done.returncode != 0
     assert "Read-only file system" in done.stderr
 
 
-def test_its_health_check_follows_the_sidecar(container: Container) -> None:
-    """Exit 0 while it serves, 1 where nobody does."""
+def test_its_health_check_is_0_while_it_serves_and_1_where_nobody_does(container: Container) -> None:
     assert podman("healthcheck", "run", container.name, check=False).returncode == 0
     elsewhere = ("exec", "--env", "ROUTING_HINTS_LISTEN=unix:///run/routing-hints/absent.sock")
     probe = ("routing-hint-sidecar", "probe", "--timeout-s", "1")
     assert podman(*elsewhere, container.name, *probe, check=False).returncode == 1
 
 
-def test_a_stop_flips_health_first_and_ends_well(container: Container) -> None:
-    """A watcher of health sees NOT_SERVING before its call ends; the exit code is 0 within the drain time."""
+def test_a_stop_changes_health_first_and_ends_well_within_the_drain_time(container: Container) -> None:
+    """A watcher of health sees NOT_SERVING before its call ends."""
     with grpc.insecure_channel(container.tcp_target) as channel:
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(call).status == health_pb2.HealthCheckResponse.SERVING
@@ -90,17 +87,18 @@ def test_a_stop_flips_health_first_and_ends_well(container: Container) -> None:
     assert not (container.folder / "sidecar.sock").exists()
 
 
-def test_a_bad_configuration_is_exit_code_2(start_container: StartContainer) -> None:
-    """With every fault in the container's log."""
+def test_a_bad_configuration_is_exit_code_2_with_every_problem_in_the_log(
+    start_container: StartContainer,
+) -> None:
     container = start_container(arguments=("serve", "--policy", "/absent.yaml", "--drain-timeout-s", "x"))
     assert podman("wait", container.name).stdout.strip() == "2"
     log = podman("logs", container.name).stderr
     assert "policy: /absent.yaml: No such file or directory" in log
-    assert "drain-timeout-s: is no number" in log
+    assert "drain-timeout-s: Input should be a valid number" in log
 
 
 def test_it_holds_the_sidecar_and_nothing_else() -> None:
-    """No pip and no tracing, and what the image says about itself."""
+    """No pip and no tracing."""
     program = (
         "import importlib.metadata as m; print(*sorted(d.name.lower() for d in m.distributions(path="
         "[__import__('sysconfig').get_path('purelib')])))"

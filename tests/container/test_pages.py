@@ -26,7 +26,7 @@ needs_grpcurl = pytest.mark.skipif(shutil.which("grpcurl", path=PATH) is None, r
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a newcomer has: the last commit, and nothing that was built."""
+    """The last commit and nothing that was built, as a newcomer has it."""
     folder = tmp_path_factory.mktemp("clone")
     subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)  # noqa: S607, the system's git
     return folder
@@ -47,7 +47,7 @@ def port() -> Iterator[int]:
 
 @needs_grpcurl
 @pytest.mark.parametrize("page", ["README.md", "docs/deploying.md"])
-def test_a_newcomer_gets_a_container_that_answers(
+def test_a_newcomer_gets_a_container_that_serves(
     page: str, clone: Path, environment: dict[str, str], port: int
 ) -> None:
     """From `make image` to `docker stop`, by the page alone."""
@@ -63,13 +63,13 @@ def test_a_newcomer_gets_a_container_that_answers(
 
 
 def test_an_image_for_traces_makes_spans(clone: Path, environment: dict[str, str]) -> None:
-    """By the page's command; asked for spans, the sidecar in it does not say that it lacks OpenTelemetry."""
+    """By the page's command: the sidecar in it does not log that OpenTelemetry is missing."""
     (command,) = read_commands_of("docs/deploying.md", Runner.TRACES, clone)
     printed = run_command(command, {**environment, "IMAGE": _TRACED_IMAGE}, {}, clone, _BUILD_TIMEOUT_S)
     logs = {image: _read_start_of_log(image) for image in (_TRACED_IMAGE, IMAGE)}
     assert "tracing_unavailable" not in logs[_TRACED_IMAGE], printed
     assert "sidecar_started" in logs[_TRACED_IMAGE], printed
-    # The control: the usual image says so.
+    # The control: the one in the usual image does.
     assert "tracing_unavailable" in logs[IMAGE]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from examples.fake_engine import StandInLLM
+from examples.fake_engine import FakeLLM
 from tests.support.captures import (
     asked_phase,
     build_disaggregated_params,
@@ -257,7 +257,7 @@ async def test_expected_parameters_are_accepted_by_the_engine() -> None:
         capture, release = load_capture(row["capture"]), release_of(engine)
         router = engine["adp_router"]
         is_possible = router != "conversation" or release.has_conversation_router
-        llm = StandInLLM(
+        llm = FakeLLM(
             release, engine["dp_size"], router=router if is_possible and router != "unknown" else "default"
         )
         sent: dict[str, Any] = {"disaggregated_params": build_disaggregated_params(capture, release)}

@@ -1,4 +1,4 @@
-"""What is pinned for the image: all that the sidecar needs, in the versions that the tests ran with."""
+"""What is pinned for the image: all that the sidecar needs, in the versions that the tests run with."""
 
 from __future__ import annotations
 
@@ -34,15 +34,13 @@ def test_the_lock_has_all_that_the_sidecar_needs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LOCKS))
-def test_the_lock_has_the_versions_that_were_tested(name: str) -> None:
-    """The image never runs what the tests did not."""
+def test_the_lock_has_the_versions_that_the_tests_run_with(name: str) -> None:
     tested = _read_pins("lock.txt")
     assert {package: tested.get(package) for package in _read_pins(name)} == _read_pins(name)
 
 
 @pytest.mark.parametrize("name", sorted(LOCKS))
-def test_every_pin_has_hashes(name: str) -> None:
-    """And the file names no index."""
+def test_every_pin_has_hashes_and_the_file_names_no_index(name: str) -> None:
     text = (ROOT / "requirements" / name).read_text()
     entries = re.split(r"^(?=[\w.-]+==)", text, flags=re.M)[1:]
     assert entries

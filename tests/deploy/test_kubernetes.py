@@ -54,20 +54,19 @@ def _find_sidecar(spec: Manifest) -> Manifest:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["policy.yaml", "worker.yaml", "daemonset.yaml"])
-def test_manifests_are_valid(name: str, version: str) -> None:
-    """Strictly: a field that Kubernetes does not know is refused."""
+def test_manifests_have_only_fields_that_kubernetes_has(name: str, version: str) -> None:
     kubernetes_validate.validate(_load(name), version, strict=True)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", sorted(PODS))
-def test_pods_are_valid(name: str, version: str) -> None:
+def test_pods_have_only_fields_that_kubernetes_has(name: str, version: str) -> None:
     """Dynamo's own resource has no published schema at hand, but the pods in it have Kubernetes' own."""
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": PODS[name]}
     kubernetes_validate.validate(pod, version, strict=True)
 
 
-def test_graph_deployment_has_no_field_that_dynamo_does_not_know() -> None:
+def test_a_graph_deployment_has_only_fields_that_dynamo_has() -> None:
     """Around its pods; their own fields are Kubernetes'."""
     manifest = _load("dynamo.yaml")
     assert (manifest["apiVersion"], manifest["kind"]) == ("nvidia.com/v1alpha1", "DynamoGraphDeployment")
@@ -79,22 +78,21 @@ def test_graph_deployment_has_no_field_that_dynamo_does_not_know() -> None:
 
 
 def test_an_unknown_field_is_refused() -> None:
-    """The validation above can fail."""
+    """The control: the validation above can fail."""
     manifest = _load("worker.yaml")
     manifest["spec"]["template"]["spec"]["initContainers"][0]["restartPolicies"] = "Always"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
 
 
-def test_graph_deployment_has_a_sidecar_for_both_legs() -> None:
-    """Prefill and decode each have one; the frontend has none."""
+def test_a_graph_deployment_has_a_sidecar_for_both_phases_and_none_for_the_frontend() -> None:
     assert sorted(WORKER_PODS) == ["dynamo.yaml DecodeWorker", "dynamo.yaml PrefillWorker", "worker.yaml"]
     assert "initContainers" not in PODS["dynamo.yaml Frontend"]
 
 
 @pytest.mark.parametrize("name", sorted(WORKER_PODS))
 def test_a_native_sidecar_never_holds_its_worker(name: str) -> None:
-    """It is restarted by itself, and no probe of it but the one for liveness exists."""
+    """It is restarted by itself, and has no probe but the one for liveness."""
     sidecar = _find_sidecar(WORKER_PODS[name])
     assert sidecar in WORKER_PODS[name]["initContainers"]
     assert sidecar["restartPolicy"] == "Always"
@@ -104,15 +102,14 @@ def test_a_native_sidecar_never_holds_its_worker(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*WORKER_PODS, "daemonset.yaml"}))
 def test_the_sidecar_has_cpu_without_a_limit(name: str) -> None:
-    """A throttled sidecar answers too late; memory is bounded all the same."""
+    """A throttled sidecar misses its deadlines; memory is bounded all the same."""
     resources = _find_sidecar(PODS[name])["resources"]
     assert "cpu" in resources["requests"]
     assert set(resources["limits"]) == {"memory"}
 
 
 @pytest.mark.parametrize("name", sorted({*WORKER_PODS, "daemonset.yaml"}))
-def test_the_sidecar_is_locked_down(name: str) -> None:
-    """Non-root, without capabilities, on a root that it can't write."""
+def test_the_sidecar_has_no_root_no_capabilities_and_a_root_that_it_can_not_write(name: str) -> None:
     context = _find_sidecar(PODS[name])["securityContext"]
     assert context["runAsNonRoot"] is True
     assert context["runAsUser"] == 65_532
@@ -143,8 +140,7 @@ def test_the_policy_is_mounted_so_that_it_changes(name: str) -> None:
     assert path == f"{mount['mountPath']}/policy.yaml"
 
 
-def test_the_policy_of_the_config_map_is_a_policy() -> None:
-    """The sidecar takes it."""
+def test_the_policy_of_the_config_map_is_valid() -> None:
     policy_file = pytest.importorskip("sidecar.policy.file")
     policy = policy_file.parse_policy(_load("policy.yaml")["data"]["policy.yaml"])
     assert policy.operational.mode == "on"

@@ -35,7 +35,7 @@ RUNNERS = {
     "README.md": {
         "Run it": Runner.CONTAINER,
         "Configure it": Runner.SIDECAR,
-        "Ask it by hand": Runner.SIDECAR,
+        "Call it by hand": Runner.SIDECAR,
     },
     "docs/debugging.md": dict.fromkeys(_DEBUGGING, Runner.SIDECAR),
     "docs/deploying.md": {

@@ -12,16 +12,14 @@ _TURNS = (("chat-1", 2, 400), ("chat-2", 0, 900), ("chat-3", 1, 1_500))
 
 def tell(target: str) -> None:
     """Plays it at the sidecar: three turns of a conversation, each on the rank that the router chose."""
-    hello = service_pb2.StreamHello(
-        worker_id="prefill-0",
-        engine=types_pb2.EngineProfile(
-            instance_id="1",
-            dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS,
-            adp_router=types_pb2.ADP_ROUTER_DEFAULT,
-            dp_size=4,
-        ),
+    engine = types_pb2.EngineProfile(
+        instance_id="1",
+        dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS,
+        adp_router=types_pb2.ADP_ROUTER_DEFAULT,
+        dp_size=4,
     )
-    messages = [service_pb2.EnrichStreamRequest(hello=hello)]
+    hello = service_pb2.StreamHello(worker_id="prefill-0")
+    messages = [service_pb2.EnrichStreamRequest(hello=hello, engines=[engine])]
     for seq, (request_id, rank, tokens) in enumerate(_TURNS, 1):
         request = service_pb2.EnrichRequest(
             request_id=request_id,
@@ -29,6 +27,7 @@ def tell(target: str) -> None:
             identity=types_pb2.Identity(headers={"x-session-id": "conv-7f3a"}),
             hints=types_pb2.RoutingHints(dp_rank=rank),
             prompt_tokens=tokens,
+            engine_instance="1",
         )
         item = service_pb2.EnrichItem(seq=seq, request=request)
         finish = service_pb2.Finish(

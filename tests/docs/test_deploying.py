@@ -102,10 +102,10 @@ def test_make_run_serves(tmp_path: Path) -> None:
         assert process.stderr is not None
         started = next(json.loads(line) for line in process.stderr if "sidecar_started" in line)
         with grpc.insecure_channel(started["listen"][1].removeprefix("tcp://")) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            decision = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         os.killpg(process.pid, signal.SIGINT)
         process.stderr.read()
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert decision.status == health_pb2.HealthCheckResponse.SERVING
 
 
 @needs_setup

@@ -38,7 +38,7 @@ def test_commands_of_the_debugging_page_print_what_it_says(
     """Every command of the page, in order, against one sidecar with the page's story."""
     sidecar = start_sidecar_process("--listen", "tcp://127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
     tell(sidecar.target)
-    started = json.loads(sidecar.lines[-1])
+    started = json.loads(next(line for line in sidecar.lines if "sidecar_started" in line))
     replaced = {
         _TCP: started["listen"][1].removeprefix("tcp://"),
         _METRICS: started["metrics_listen"],

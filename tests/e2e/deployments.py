@@ -11,9 +11,9 @@ from tests.e2e.model_folder import MODEL
 from tests.e2e.stack import Stack
 from tests.e2e.traffic import await_ready
 
-LEGS = ("prefill", "decode")
+PHASES = ("prefill", "decode")
 BLOCK_SIZE = 8
-"""Tokens per KV block of the engine stand-in, see its prefix cache."""
+"""Tokens per KV block of the fake engine, see its prefix cache."""
 PIN_CONVERSATIONS = {"kv_cache_routing_conversation_affinity": True}
 
 
@@ -31,14 +31,14 @@ def start_dynamo_handlers(
     Args:
         stack: Where.
         *arguments: Further arguments of the workers.
-        release: The engine stand-in's.
+        release: The fake engine's.
         script: Starts a worker.
         adp_config: The engines' `attention_dp_config`.
-        environments: Added to each leg's environment.
+        environments: Added to the environment of each phase's worker.
         **options: See `Stack.start_worker`.
     """
     stack.start_frontend("--router-mode", "kv")
-    for mode in LEGS:
+    for mode in PHASES:
         stack.start_worker(
             mode,
             script,

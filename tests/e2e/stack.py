@@ -1,6 +1,6 @@
-"""Starts what a deployment consists of, each as a process of its own, and asks it what it did.
+"""Starts what a deployment consists of, each as a process of its own, and reads what it did.
 
-A stack is Dynamo's frontend, workers on engine stand-ins, and a sidecar per worker. All of it listens on
+A stack is Dynamo's frontend, workers on fake engines, and a sidecar per worker. All of it listens on
 loopback, in the network namespace of the test run.
 """
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 ROOT = Path(__file__).parent.parent.parent
 FRONTEND = "http://127.0.0.1:8000"
 START_TIMEOUT_S = 60
-ANSWER_TIMEOUT_S = 20
+REPLY_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 20
 
 
-def wait_for(look: Callable[[], T | None], what: str, timeout_s: float = ANSWER_TIMEOUT_S) -> T:
+def wait_for(look: Callable[[], T | None], what: str, timeout_s: float = REPLY_TIMEOUT_S) -> T:
     """Returns what `look` finds, as soon as it finds something.
 
     Raises:
@@ -39,7 +39,7 @@ def wait_for(look: Callable[[], T | None], what: str, timeout_s: float = ANSWER_
     """
     deadline = time.monotonic() + timeout_s
     while (found := look()) is None:
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
         time.sleep(0.02)
     return found
 
@@ -82,8 +82,8 @@ class Worker:
         new, self._n_read = calls[self._n_read :], len(calls)
         return [call for call in new if call["prompt_tokens"] > 1]
 
-    def decision(self, request_id: str) -> Any:
-        """Returns what the sidecar decided about a request, once it has heard of its end."""
+    def get_record(self, request_id: str) -> Any:
+        """Returns the GetDecisionResponse of a request, once its finish report has come."""
 
         def look() -> Any:
             try:
@@ -94,10 +94,10 @@ class Worker:
 
         with grpc.insecure_channel(self.sidecar_target) as channel:
             admin = admin_pb2_grpc.RoutingHintsAdminServiceStub(channel)
-            return wait_for(look, f"the decision of {self.name} about {request_id}")
+            return wait_for(look, f"the finish report of {self.name} about {request_id}")
 
-    def knows_decision(self, request_id: str) -> bool:
-        """Returns whether its sidecar was asked about a request."""
+    def has_record(self, request_id: str) -> bool:
+        """Returns whether its sidecar has decided about a request."""
         with grpc.insecure_channel(self.sidecar_target) as channel:
             admin = admin_pb2_grpc.RoutingHintsAdminServiceStub(channel)
             try:
@@ -142,14 +142,14 @@ class Stack:
         environment: Mapping[str, str] | None = None,
         policy: str = "",
     ) -> Worker:
-        """Starts a worker on an engine stand-in, and its sidecar.
+        """Starts a worker on a fake engine, and its sidecar.
 
         Args:
             name: How to call it.
             script: What to run, of this repository.
             *arguments: Its arguments.
-            release: The stand-in's release.
-            host_options: Further options of the stand-in.
+            release: The fake engine's release.
+            host_options: Further options of the fake engine.
             environment: Added to the worker's environment.
             policy: The sidecar's policy as YAML; empty for the embedded one.
         """
@@ -196,8 +196,8 @@ class Stack:
             "HF_HUB_OFFLINE": "1",
             "HOME": str(self.folder / "home"),
             "NO_COLOR": "1",
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'generated'}",
-            # Who decided what is tested here, on a machine that may be busy, and not how fast.
+            "PYTHONPATH": str(ROOT),
+            # Tested here is who decides, on a machine that may be busy, and not how fast.
             "ROUTING_HINTS_KNOWN_TIMEOUT_MS": "10000",
             "ROUTING_HINTS_UNKNOWN_TIMEOUT_MS": "10000",
         }

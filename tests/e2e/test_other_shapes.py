@@ -10,7 +10,7 @@ import pytest
 from routing_hints.v1 import types_pb2
 from tests.e2e.deployments import PIN_CONVERSATIONS, own_worker_arguments, trtllm_arguments
 from tests.e2e.stack import START_TIMEOUT_S, Stack, wait_for
-from tests.e2e.traffic import MODEL, ask, await_ready, converse, openai_client
+from tests.e2e.traffic import MODEL, await_ready, converse, openai_client, send
 
 CONVERSATION = "conversation_params-1.3.0rc29"
 
@@ -38,8 +38,8 @@ def test_dynamos_aggregated_handler_pins_conversations(stack: Stack) -> None:
     assert [turn.conversation_id for turn in turns] == ["conversation-aggregated"] * 3
     assert [turn.forced_rank for turn in turns] == [None] * 3
     assert len({turn.rank for turn in turns}) == 1
-    assert turns[0].decision.phase == types_pb2.PHASE_AGGREGATED
-    without_identity = ask(stack)["aggregated"]
+    assert turns[0].record.phase == types_pb2.PHASE_AGGREGATED
+    without_identity = send(stack)["aggregated"]
     assert without_identity.conversation_id is None
     assert without_identity.forced_rank == without_identity.rank
 
@@ -58,7 +58,7 @@ def test_unified_backend_pins_conversations(stack: Stack) -> None:
     assert [turn.conversation_id for turn in turns] == ["conversation-unified"] * 3
     assert [turn.forced_rank for turn in turns] == [None] * 3
     assert len({turn.rank for turn in turns}) == 1
-    without_identity = ask(stack)["unified"]
+    without_identity = send(stack)["unified"]
     assert without_identity.forced_rank == without_identity.rank
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.deployments import LEGS, start_dynamo_handlers
+from tests.e2e.deployments import PHASES, start_dynamo_handlers
 from tests.e2e.stack import Stack
-from tests.e2e.traffic import ask
+from tests.e2e.traffic import send
 
 RELEASE = "conversation_params-1.3.0rc29"
 LONG_ID = "conversation-0123456789abcdef"
@@ -29,17 +29,17 @@ def upstream_script() -> str:
 
 
 def send_requests(stack: Stack) -> Calls:
-    """Returns the engine arguments of each request by name and leg, without what no two requests share."""
+    """Returns the engine arguments of each request by name and phase, without what no two requests share."""
     requests = {
-        "new conversation": ask(stack, session=LONG_ID),
-        "second turn": ask(stack, session=LONG_ID),
-        "sub-agent": ask(stack, session=f"{LONG_ID}-child", headers={"X-Dynamo-Parent-Session-ID": LONG_ID}),
-        "cache salt": ask(stack, session=LONG_ID, nvext={"cache_salt": "tenant-a"}),
-        "no identity": ask(stack),
+        "new conversation": send(stack, session=LONG_ID),
+        "second turn": send(stack, session=LONG_ID),
+        "sub-agent": send(stack, session=f"{LONG_ID}-child", headers={"X-Dynamo-Parent-Session-ID": LONG_ID}),
+        "cache salt": send(stack, session=LONG_ID, nvext={"cache_salt": "tenant-a"}),
+        "no identity": send(stack),
     }
     return {
-        name: {leg: comparable(found.call["kwargs"]) for leg, found in legs.items()}
-        for name, legs in requests.items()
+        name: {phase: comparable(found.call["kwargs"]) for phase, found in by_phase.items()}
+        for name, by_phase in requests.items()
     }
 
 
@@ -81,24 +81,28 @@ def adopted(adopted_stack: Stack) -> Calls:
 
 
 @pytest.mark.parametrize("request_name", ["new conversation", "second turn", "sub-agent", "cache salt"])
-@pytest.mark.parametrize("leg", LEGS)
-def test_conversation_gets_the_same_engine_call(
-    upstream: Calls, adopted: Calls, request_name: str, leg: str
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_conversation_gets_the_engine_call_that_dynamo_makes(
+    upstream: Calls, adopted: Calls, request_name: str, phase: str
 ) -> None:
-    """With an id the adopted handlers pass what Dynamo passes, argument by argument."""
-    assert upstream[request_name][leg]["conversation_params"]
-    assert adopted[request_name][leg] == upstream[request_name][leg]
+    assert upstream[request_name][phase]["conversation_params"]
+    assert adopted[request_name][phase] == upstream[request_name][phase]
 
 
-@pytest.mark.parametrize("leg", LEGS)
-def test_rank_without_an_id_is_the_only_difference(upstream: Calls, adopted: Calls, leg: str) -> None:
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_rank_of_a_request_without_an_id_is_the_only_difference(
+    upstream: Calls, adopted: Calls, phase: str
+) -> None:
     """Without an id Dynamo drops the router's rank; here it is kept."""
-    assert upstream["no identity"][leg]["scheduling_params"] is None
-    assert adopted["no identity"][leg] == {**upstream["no identity"][leg], "scheduling_params": FROM_ROUTER}
+    assert upstream["no identity"][phase]["scheduling_params"] is None
+    assert adopted["no identity"][phase] == {
+        **upstream["no identity"][phase],
+        "scheduling_params": FROM_ROUTER,
+    }
 
 
 def test_requests_stay_on_the_push_path(adopted: Calls, adopted_stack: Stack) -> None:
-    """Dynamo says once if it serves a request on the slower pull path; it has nothing to say."""
+    """Dynamo logs it if it serves a request on the slower pull path."""
     for worker in adopted_stack.workers.values():
         assert "Engine ID map" in worker.log
         assert "no response_sender" not in worker.log

@@ -1,4 +1,4 @@
-"""Sends requests as users do, by the packages of OpenAI and Anthropic, and finds them again on every leg."""
+"""Sends requests as users do, by the packages of OpenAI and Anthropic, and finds them in every phase."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def anthropic_client() -> anthropic.Anthropic:
 
 
 @dataclass
-class Leg:
+class EngineRequest:
     """What one worker did with one request.
 
     Attributes:
         worker: The worker.
-        request_id: The request's id, the same on both legs.
+        request_id: The request's id, the same in both phases.
         call: Its engine call.
     """
 
@@ -42,26 +42,26 @@ class Leg:
 
     @property
     def conversation_id(self) -> str | None:
-        """What the engine was told."""
+        """The id that the engine got, None for none."""
         found: str | None = self.call["conversation_id"]
         return found
 
     @property
     def forced_rank(self) -> int | None:
-        """The rank that the engine was told to use."""
+        """The rank that the engine got explicitly, None for none."""
         found: int | None = (self.call["kwargs"]["scheduling_params"] or {}).get("attention_dp_rank")
         return found
 
     @property
     def rank(self) -> int:
-        """The rank that the engine used."""
+        """The rank that it ran on."""
         found: int = self.call["rank"]
         return found
 
     @property
-    def decision(self) -> Any:
-        """What the worker's sidecar decided and heard of it."""
-        return self.worker.decision(self.request_id)
+    def record(self) -> Any:
+        """What the worker's sidecar has of it: its decision and its finish report."""
+        return self.worker.get_record(self.request_id)
 
 
 def new_request_id() -> str:
@@ -69,16 +69,16 @@ def new_request_id() -> str:
     return str(uuid.uuid4())
 
 
-def find_legs(stack: Stack, request_id: str) -> dict[str, Leg]:
-    """Returns the request's legs by worker; it must have been the only one since the last time."""
-    legs = {}
+def find_engine_requests(stack: Stack, request_id: str) -> dict[str, EngineRequest]:
+    """Returns what each worker did with a request; it must have been the only one since the last time."""
+    found = {}
     for name, worker in stack.workers.items():
         (call,) = wait_for(lambda w=worker: w.take_new_calls() or None, f"an engine call of {name}")
-        legs[name] = Leg(worker, request_id, call)
-    return legs
+        found[name] = EngineRequest(worker, request_id, call)
+    return found
 
 
-def ask(
+def send(
     stack: Stack,
     text: str = TURN,
     *,
@@ -86,8 +86,8 @@ def ask(
     headers: Mapping[str, str] | None = None,
     messages: list[dict[str, str]] | None = None,
     nvext: Mapping[str, object] | None = None,
-) -> dict[str, Leg]:
-    """Sends one chat request with the OpenAI package; returns its legs."""
+) -> dict[str, EngineRequest]:
+    """Sends one chat request with the OpenAI package; returns what each worker did with it."""
     request_id = new_request_id()
     identity = {"X-Dynamo-Session-ID": session} if session else {}
     with openai_client() as client:
@@ -98,16 +98,18 @@ def ask(
             extra_headers={"x-dynamo-request-id": request_id, **identity, **(headers or {})},
             extra_body={"nvext": dict(nvext)} if nvext else None,
         )
-    return find_legs(stack, request_id)
+    return find_engine_requests(stack, request_id)
 
 
-def converse(stack: Stack, session: str | None, n_turns: int = 3, **options: Any) -> list[dict[str, Leg]]:
-    """Holds one conversation, its history growing with each turn; returns the legs of each turn."""
+def converse(
+    stack: Stack, session: str | None, n_turns: int = 3, **options: Any
+) -> list[dict[str, EngineRequest]]:
+    """Holds one conversation, its history growing with each turn; returns what each worker did, by turn."""
     messages: list[dict[str, str]] = []
     turns = []
     for number in range(n_turns):
         messages.append({"role": "user", "content": f"{session} turn {number}: {TURN}"})
-        turns.append(ask(stack, session=session, messages=list(messages), **options))
+        turns.append(send(stack, session=session, messages=list(messages), **options))
         messages.append({"role": "assistant", "content": "yes"})
     return turns
 

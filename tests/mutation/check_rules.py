@@ -1,38 +1,44 @@
 """Flips one rule at a time and expects that a captured request's expectation then fails.
 
 Run it with `make mutation`. Each mutant is a copy of the sources in which one piece of text is replaced; it
-runs in a process of its own. A mutant that no row notices is a rule that the captured requests do not hold.
+runs in a process of its own. A mutant that no row detects is a rule that the captured requests do not hold.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import yaml
+from structlog.testing import capture_logs
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("sidecar", "worker_client", "examples", "tests")
+SOURCES = ("routing_hints", "sidecar", "worker_client", "examples", "tests")
+ROW_DIFFERS = 3
+"""Exit code where a row fails; any other means that the rows could not be run."""
 
 
 def main() -> int:
     """Runs every mutant; returns 1 if one survives or can't be made."""
     mutants: list[dict[str, str]] = yaml.safe_load((Path(__file__).parent / "mutants.yaml").read_text())
-    if run_rows_of(ROOT) != 0:
-        print("rows fail without any mutant")
+    unchanged = run_rows_of(ROOT)
+    if unchanged.returncode:
+        print("rows fail without any mutant", unchanged.stdout, unchanged.stderr, sep="\n")
         return 1
-    bad = [verdict for mutant in mutants if (verdict := try_mutant(mutant)) is not None]
-    print(*bad, f"{len(mutants) - len(bad)} of {len(mutants)} flipped rules are noticed", sep="\n")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        bad = [verdict for verdict in pool.map(try_mutant, mutants) if verdict]
+    print(*bad, f"{len(mutants) - len(bad)} of {len(mutants)} flipped rules are detected", sep="\n")
     return 1 if bad else 0
 
 
-def try_mutant(mutant: dict[str, str]) -> str | None:
-    """Returns what is wrong with a mutant, None if some row notices it."""
+def try_mutant(mutant: dict[str, str]) -> str:
+    """Returns what is wrong with a mutant, empty if some row detects it."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
         for name in SOURCES:
@@ -42,73 +48,37 @@ def try_mutant(mutant: dict[str, str]) -> str | None:
         if source.count(mutant["old"]) != 1:
             return f"can't be made, its text occurs {source.count(mutant['old'])} times: {mutant['rule']}"
         path.write_text(source.replace(mutant["old"], mutant["new"]))
-        return f"SURVIVED: {mutant['rule']}" if run_rows_of(copy) == 0 else None
+        run = run_rows_of(copy)
+    if run.returncode == ROW_DIFFERS:
+        return ""
+    return (
+        f"can't be run: {mutant['rule']}\n{run.stderr}" if run.returncode else f"SURVIVED: {mutant['rule']}"
+    )
 
 
-def run_rows_of(folder: Path) -> int:
-    """Runs the rows in a process of its own; returns 0 if all hold."""
+def run_rows_of(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the rows on the sources of a folder, in a process of its own."""
     command = [sys.executable, "-m", "tests.mutation.check_rules", "rows"]
-    return subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 async def run_rows() -> int:
-    """Runs the rows in this process, the contract's codecs included; returns 1 at the first that fails."""
-    from routing_hints.v1 import service_pb2
-    from sidecar.decision.conversation_end import Lifecycle
-    from sidecar.decision.recorder import Recorder
-    from sidecar.decision.service import Decider
-    from sidecar.identity.carrier_monitor import IdentityWatch
-    from sidecar.identity.single_use_guard import OneShotGuard
-    from sidecar.placement.placement import Placement
-    from sidecar.policy.holder import PolicyHolder, activate
-    from sidecar.policy.schema import Policy
-    from sidecar.telemetry.counters import Counters
-    from tests.support.captures import load_rows
-    from tests.support.rows import affinity_of, list_differences
-    from worker_client import Answer, ClientConfig, EngineProfile, codec
-    from worker_client._model import ClientPolicy
-    from worker_client._request import RequestFacts
-    from worker_client._selected_carriers import pick_carriers
-    from worker_client.testing import FakeClient
+    """Runs the rows in this process, the contract's codecs included; stops at the first that differs."""
+    import routing_hints
+    import sidecar
+    import worker_client
+    from tests.support.captures import describe_row, load_rows
+    from tests.support.rows import decide_in_process, list_differences
 
+    for package in (routing_hints, sidecar, worker_client):
+        if not Path(package.__file__ or "").is_relative_to(Path.cwd()):
+            raise ImportError(f"{package.__name__} is not the copy's, but {package.__file__}")
     for row in load_rows():
-        holder = PolicyHolder(activate(Policy.model_validate(row.get("policy") or {})))
-        view = holder.current.view
-        sent = ClientPolicy(
-            headers=view.headers, metadata=view.metadata, body=view.body, annotations=view.annotations
-        )
-        counters = Counters()
-        placement = Placement(time.monotonic, counters, lambda phase: None)
-        decider = Decider(
-            holder,
-            placement,
-            Recorder(time.time),
-            counters,
-            IdentityWatch(OneShotGuard(time.monotonic), counters),
-            Lifecycle(placement, counters),
-            observe_latency_s=lambda seconds: None,
-            tracer=None,
-        )
-
-        def answer(
-            facts: RequestFacts, engine: EngineProfile, decider: Decider = decider, sent: ClientPolicy = sent
-        ) -> Answer:
-            message = service_pb2.EnrichRequest()
-            codec.fill_request(
-                message,
-                facts,
-                pick_carriers(facts, sent),
-                engine_pb=codec.encode_engine(engine),
-                router_rank=facts.router_rank,
-                known_rank=None,
-            )
-            response = service_pb2.EnrichResponse()
-            decider.decide(message, response)
-            return codec.decode_answer(response)
-
-        client = FakeClient(answer, config=ClientConfig(affinity=affinity_of(row)))
-        if await list_differences(row, client):
-            return 1
+        with capture_logs():
+            differences = await list_differences(row, decide_in_process(row))
+        if differences:
+            print(describe_row(row), *differences, sep="\n")
+            return ROW_DIFFERS
     return 0
 
 

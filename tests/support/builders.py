@@ -1,13 +1,22 @@
-"""Engine profiles, requests and answers for the client's tests."""
+"""Engine profiles, requests, decisions and engine outputs for the client's tests."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from examples.fake_engine import CONVERSATION_PARAMS, DISAGGREGATED_PARAMS, RANK_ONLY, Release
+from examples.fake_engine import (
+    CONVERSATION_PARAMS,
+    DISAGGREGATED_PARAMS,
+    RANK_ONLY,
+    CompletionOutput,
+    Release,
+    RequestOutput,
+)
 from worker_client import (
     AdpRouter,
-    Answer,
+    ClientConfig,
+    Decision,
     EngineDialect,
     EngineProfile,
     EngineTypes,
@@ -17,7 +26,12 @@ from worker_client import (
     Plan,
     RankDirective,
 )
+from worker_client._model import ClientPolicy
+from worker_client._pending_request import PendingRequest
+from worker_client._request import RequestFacts
 from worker_client.testing import FakeClient
+
+FORWARD, WITHHOLD, PLACE = RankDirective.FORWARD, RankDirective.WITHHOLD, RankDirective.PLACE
 
 DIALECTS = {
     RANK_ONLY.name: EngineDialect.RANK_ONLY,
@@ -32,6 +46,7 @@ def build_types(release: Release) -> EngineTypes:
         scheduling_params=release.scheduling_params,
         conversation_params=release.conversation_params,
         disaggregated_params=release.disaggregated_params,
+        attention_dp_config=release.attention_dp_config,
     )
 
 
@@ -47,18 +62,38 @@ def build_profile(release: Release = CONVERSATION_PARAMS, **fields: Any) -> Engi
     return EngineProfile(**{**defaults, **fields})
 
 
-def build_request(session_id: str | None = "conversation-0001", rank: object = None) -> dict[str, Any]:
+ENGINE = build_profile()
+"""The engine of every test that needs no other."""
+
+
+def build_request(
+    session_id: str | None = "conversation-0001", rank: object = None, **fields: Any
+) -> dict[str, Any]:
     """A request in Dynamo's shape, of a conversation and with the router's rank, where given."""
     request: dict[str, Any] = {"model": "m", "token_ids": [1, 2, 3], "routing": {}}
     if session_id is not None:
         request["agent_context"] = {"session_id": session_id}
     if rank is not None:
         request["routing"]["dp_rank"] = rank
-    return request
+    return {**request, **fields}
 
 
-def build_answer(directive: RankDirective, conversation_id: str | None = None, **fields: Any) -> Answer:
-    """A sidecar's answer."""
+def build_pending(
+    facts: RequestFacts | None = None, engine: EngineProfile = ENGINE, policy: ClientPolicy | None = None
+) -> PendingRequest:
+    """A request that was submitted just now, in the running loop."""
+    loop = asyncio.get_running_loop()
+    return PendingRequest(
+        facts or RequestFacts(phase=Phase.PREFILL),
+        engine,
+        policy or ClientPolicy(),
+        loop.create_future(),
+        loop.time(),
+    )
+
+
+def build_decision(directive: RankDirective, conversation_id: str | None = None, **fields: Any) -> Decision:
+    """A decision of the sidecar."""
     defaults: dict[str, Any] = {
         "affinity_key": conversation_id,
         "source": IdentitySource.AGENT_CONTEXT,
@@ -66,11 +101,23 @@ def build_answer(directive: RankDirective, conversation_id: str | None = None, *
         "conversation_hash": "0123456789abcdef",
         "policy_revision": "r1",
     }
-    return Answer(directive, Origin.SIDECAR, conversation_id, **{**defaults, **fields})
+    return Decision(directive, Origin.SIDECAR, conversation_id, **{**defaults, **fields})
+
+
+def build_output(rank: object, cached_tokens: int = 8) -> RequestOutput:
+    """An engine output of a context request that ran on `rank`."""
+    params = CONVERSATION_PARAMS.disaggregated_params(request_type="context_only", ctx_dp_rank=rank)
+    completion = CompletionOutput(token_ids=[1], finish_reason="length", disaggregated_params=params)
+    return RequestOutput(request_id=1, outputs=[completion], finished=True, cached_tokens=cached_tokens)
+
+
+def build_client(decision: Decision | None, **config: Any) -> FakeClient:
+    """A client whose sidecar always decides so; None is a sidecar that is unavailable."""
+    return FakeClient(lambda facts, engine: decision, config=ClientConfig(**config))
 
 
 async def make_plan(
-    answer: Answer | None,
+    decision: Decision | None,
     engine: EngineProfile,
     *,
     request: object = None,
@@ -78,6 +125,6 @@ async def make_plan(
     phase: Phase = Phase.PREFILL,
     client: FakeClient | None = None,
 ) -> Plan:
-    """The plan of one request that the sidecar answers with `answer`."""
-    client = client or FakeClient(lambda facts, profile: answer)
+    """The plan of one request about which the sidecar decides `decision`."""
+    client = client or build_client(decision)
     return await client.plan(request or build_request(), context, phase=phase, engine=engine)

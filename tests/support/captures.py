@@ -53,7 +53,7 @@ def list_captures() -> set[str]:
 
 
 def asked_phase(capture: dict[str, Any]) -> str:
-    """The phase that the worker's role asks for, lower case."""
+    """The phase of the worker's role, lower case."""
     return PHASES[capture["worker_role"].rpartition("_")[2]]
 
 
@@ -67,12 +67,12 @@ class CapturedContext:
             self.metadata = captured["metadata"]
 
     def id(self) -> str:
-        """The request's id, the same on both legs."""
+        """The request's id, the same in both phases."""
         return str(self._id)
 
 
 def release_of(engine: dict[str, Any]) -> Release:
-    """The stand-in's release for the engine of a row."""
+    """The fake engine's release for the engine of a row."""
     if engine["subagent_affinity"]:
         return SUBAGENT_AFFINITY
     releases = (RANK_ONLY, DISAGGREGATED_PARAMS, CONVERSATION_PARAMS)
@@ -80,7 +80,7 @@ def release_of(engine: dict[str, Any]) -> Release:
 
 
 def build_disaggregated_params(capture: dict[str, Any], release: Release) -> Any:
-    """What the worker's own handler passes as `disaggregated_params`: None on an aggregated leg."""
+    """What the worker's own handler passes as `disaggregated_params`: None in an aggregated phase."""
     phase = asked_phase(capture)
     if phase == "aggregated":
         return None

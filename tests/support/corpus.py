@@ -8,19 +8,18 @@ from hypothesis import strategies as st
 
 from routing_hints.v1 import service_pb2
 from tests.support.captures import CapturedContext, asked_phase, list_captures, load_capture
-from worker_client import EngineProfile, Phase, codec
+from worker_client import EngineProfile, Phase, _codec
 from worker_client._model import ClientPolicy
 from worker_client._request import read_request
-from worker_client._selected_carriers import pick_carriers
 
 ENGINE = EngineProfile(instance_id="engine-1", dp_size=4)
 MAX_SPOILS = 6
 
 
 @cache
-def list_questions() -> tuple[service_pb2.EnrichRequest, ...]:
-    """What the client would ask about each captured request, with all of its headers."""
-    questions = []
+def list_requests() -> tuple[service_pb2.EnrichRequest, ...]:
+    """The request to the sidecar of each captured request, with all of its headers."""
+    requests = []
     for name in sorted(list_captures()):
         capture = load_capture(name)
         facts = read_request(
@@ -29,17 +28,9 @@ def list_questions() -> tuple[service_pb2.EnrichRequest, ...]:
             phase=Phase[asked_phase(capture).upper()],
             headers=capture["http_request"]["headers"],
         )
-        question = service_pb2.EnrichRequest()
-        codec.fill_request(
-            question,
-            facts,
-            pick_carriers(facts, ClientPolicy(headers=tuple(facts.headers), annotations=("",))),
-            engine_pb=codec.encode_engine(ENGINE),
-            router_rank=facts.router_rank,
-            known_rank=None,
-        )
-        questions.append(question)
-    return tuple(questions)
+        policy = ClientPolicy(headers=tuple(facts.headers), annotations=("",))
+        requests.append(_codec.encode_request(facts, policy, ENGINE))
+    return tuple(requests)
 
 
 @st.composite

@@ -1,8 +1,10 @@
-"""A worker under load, as a program: conversations that take turn after turn on an engine stand-in.
+"""A worker under load, as a program: conversations that take turn after turn on a fake engine.
 
-It reports on stdout, one JSON object a line, until SIGTERM: requests so far, how many of them failed, how
-many ran on another rank than their conversation's first, how many went out without the id, and the plans by
-who answered. `ROUTING_HINTS_TARGET` names the sidecar. The client's own log lines go to stderr.
+It reports on stdout, one JSON object a line, until SIGTERM: requests so far, how many of them failed and the
+last error, how many ran on another rank than their conversation's first, how many went out without the id,
+and the plans by who decided. `ROUTING_HINTS_TARGET` names the sidecar. The client's log lines go to stderr.
+
+It imports nothing of the tests, since it also runs in a container beside the installed project.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from examples.fake_engine import CONVERSATION_PARAMS, StandInLLM, install
+from examples.fake_engine import CONVERSATION_PARAMS, FakeLLM, install
 from worker_client import EngineProfile, Phase, RoutingHintClient
 
 CONVERSATIONS = 16
@@ -28,11 +30,12 @@ class LoadWorker:
     """Serves its conversations, one turn of each at a time."""
 
     def __init__(self) -> None:
-        self._engine = StandInLLM(CONVERSATION_PARAMS, DP_SIZE, router="conversation")
+        self._engine = FakeLLM(CONVERSATION_PARAMS, DP_SIZE, router="conversation")
         self._profile = EngineProfile.lazy(lambda: self._engine)
         self._client = RoutingHintClient.from_env()
         self._first_ranks: dict[int, int | None] = {}
         self._counts = {"requests": 0, "failures": 0, "moved": 0, "without_id": 0}
+        self._last_error = ""
 
     async def run(self) -> None:
         """Serves until SIGTERM."""
@@ -52,8 +55,9 @@ class LoadWorker:
             self._counts["requests"] += 1
             try:
                 await self._take_turn(number)
-            except Exception:  # noqa: BLE001, a failed request is what this program looks for
+            except Exception as error:  # noqa: BLE001, a failed request is what this program looks for
                 self._counts["failures"] += 1
+                self._last_error = repr(error)
             await asyncio.sleep(_PAUSE_S)
 
     async def _take_turn(self, number: int) -> None:
@@ -68,7 +72,7 @@ class LoadWorker:
             self._counts["without_id"] += kwargs.get("conversation_params") is None
             async for output in self._engine.generate_async(request["token_ids"], **kwargs):
                 plan.observe(output)
-        rank = plan.observation.rank
+        rank = plan.observed_rank
         self._counts["moved"] += self._first_ranks.setdefault(number, rank) != rank
 
     async def _report(self) -> None:
@@ -77,7 +81,8 @@ class LoadWorker:
             await asyncio.sleep(_REPORT_INTERVAL_S)
 
     def _print(self) -> None:
-        print(json.dumps(self._counts | {"plans": self._client.stats().get("plans", {})}), flush=True)
+        plans = self._client.stats().get("plans", {})
+        print(json.dumps({**self._counts, "last_error": self._last_error, "plans": plans}), flush=True)
 
 
 async def _main() -> None:

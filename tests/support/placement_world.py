@@ -1,4 +1,4 @@
-"""A placement with a clock that tests turn, and short ways to ask it and to end requests."""
+"""A placement with a clock that tests move, and short ways to place requests and to finish them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from sidecar.model import (
-    AdpRouter,
-    ConversationHash,
-    Decision,
-    Engine,
-    FinishReport,
-    Phase,
-    PlacementKey,
-    Query,
-    RankDirective,
-)
-from sidecar.placement.placement import Placement, Ticket
-from sidecar.policy.compiled import PlacementSettings
-from sidecar.telemetry.counters import Counters
+from routing_hints.conversation_id import ConversationHash
+from routing_hints.metrics import Metric, MetricStore
+from routing_hints.vocabulary import AdpRouter, Phase, PlacementState, RankDirective
+from sidecar.model import Engine, FinishReport, PlacementKey, Request
+from sidecar.placement.first_rank import choose_least_loaded
+from sidecar.placement.placement import Placement, Proposal, Ticket
+from sidecar.placement.settings import PlacementSettings
+from sidecar.placement.table import Entry
+from sidecar.telemetry import metrics
+from tests.support.metric_values import read_counts
 
 SETTINGS = PlacementSettings(
-    first_by_hash=False,
+    choose_first=choose_least_loaded,
     resident_weight=0.5,
     idle_ttl_s=3_600.0,
     lease_ttl_s=600.0,
@@ -30,24 +26,25 @@ SETTINGS = PlacementSettings(
 )
 COMPLETED, FAILED, CANCELLED = 1, 2, 3
 _NUMBERS = count(1)
+_MORE_THAN_ANY_TEST_HAS = 100_000
 
 
-class World:
-    """One worker that asks about one engine of four ranks, unless a call says otherwise."""
+class PlacementHarness:
+    """One worker with one engine of four ranks, unless a call says otherwise."""
 
     def __init__(self, **settings: Any) -> None:
         self.now_s = 1_000.0
         self.settings = replace(SETTINGS, **settings)
-        self.counters = Counters()
+        self.store = MetricStore(metrics.TABLE)
         self.pauses: list[Phase] = []
-        self.placement = Placement(lambda: self.now_s, self.counters, self.pauses.append)
+        self.placement = Placement(lambda: self.now_s, self.store, lambda: self.settings, self.pauses.append)
 
-    def ask(
+    def try_place(
         self,
         conversation: str = "",
         tokens: int = 1_000,
         *,
-        request: str | None = None,
+        request_id: str | None = None,
         parent: str = "",
         tenant: str = "",
         phase: Phase = Phase.PREFILL,
@@ -59,12 +56,12 @@ class World:
         known_rank: int | None = None,
         unary: bool = False,
         stream: int = 1,
-    ) -> Asked | None:
-        """Asks as the decider does; None while nothing is placed."""
+    ) -> PlacedRequest | None:
+        """Proposes and commits as the decision service does; None while placement is paused."""
         number = next(_NUMBERS)
-        query = Query(
+        request = Request(
             phase,
-            request_id=f"r{number}" if request is None else request,
+            request_id=f"r{number}" if request_id is None else request_id,
             worker_id=worker,
             engine=Engine(
                 adp_router=AdpRouter.DEFAULT,
@@ -77,17 +74,27 @@ class World:
             known_rank=known_rank,
         )
         key = PlacementKey(ConversationHash(conversation), ConversationHash(parent), tenant)
-        self.placement.expire(self.settings)
-        proposal = self.placement.propose(query, key, self.settings)
+        proposal = self.placement.propose(request, key)
         if proposal is None:
             return None
-        ticket = None if unary else Ticket(f"d{number}", (stream, number))
-        self.placement.commit(proposal, self.settings, ticket)
-        return Asked(self, number, query, proposal.rank, proposal.decision)
+        self.placement.commit(proposal, None if unary else Ticket(f"d{number}", (stream, number)))
+        return PlacedRequest(self, number, proposal)
 
-    def peek(self, conversation: str, tokens: int = 1_000) -> tuple[int, Decision] | None:
-        """What `ask` would be answered now, without asking."""
-        query = Query(
+    def place(self, conversation: str = "", tokens: int = 1_000, **options: Any) -> PlacedRequest:
+        """Does as `try_place` where placement is not paused."""
+        placed = self.try_place(conversation, tokens, **options)
+        assert placed is not None, "placement is paused"
+        return placed
+
+    def run_turn(self, conversation: str, tokens: int = 1_000, **options: Any) -> PlacedRequest:
+        """Places one turn and finishes it on the rank where it was placed."""
+        placed = self.place(conversation, tokens, **options)
+        placed.finish(observed=placed.rank)
+        return placed
+
+    def preview(self, conversation: str, tokens: int = 1_000) -> tuple[int, PlacementState] | None:
+        """Returns what `try_place` would give now, without committing to it."""
+        request = Request(
             Phase.PREFILL,
             worker_id="w",
             engine=Engine(dp_size=4, instance_id="i"),
@@ -95,39 +102,40 @@ class World:
             prompt_tokens=tokens,
         )
         key = PlacementKey(ConversationHash(conversation), ConversationHash(""), "")
-        proposal = self.placement.propose(query, key, self.settings)
-        return None if proposal is None else (proposal.rank, proposal.decision)
+        proposal = self.placement.propose(request, key)
+        return None if proposal is None else (proposal.rank, proposal.placement)
 
-    def run(self, conversation: str, tokens: int = 1_000, **ask: Any) -> Asked:
-        """One turn from question to end, observed where it was placed."""
-        asked = self.ask(conversation, tokens, **ask)
-        assert asked is not None
-        asked.finish(observed=asked.rank)
-        return asked
+    def list_entries(self) -> list[Entry]:
+        """Returns the table, most recently used first."""
+        return self.placement.list_used_before(None, "", _MORE_THAN_ANY_TEST_HAS)
+
+    def list_conversations(self) -> list[str]:
+        """Returns the conversations of the table, most recently used first."""
+        return [entry.conversation for entry in self.list_entries()]
 
     def outstanding(self, phase: Phase = Phase.PREFILL) -> list[int]:
-        """Outstanding tokens by rank, of the leg that was used last."""
-        return [leg for leg in self.placement.legs if leg.key.phase is phase][-1].loads.outstanding_tokens
+        """Returns outstanding tokens by rank, of the engine phase that was used last."""
+        engine_phases = [each for each in self.placement.list_engine_phases() if each.key.phase is phase]
+        return engine_phases[-1].loads.outstanding_tokens
 
     def resident(self) -> list[float]:
-        """Resident tokens by rank, of the leg that was used last."""
-        return list(self.placement.legs)[-1].loads.resident_tokens(self.now_s)
+        """Returns resident tokens by rank, of the engine phase that was used last."""
+        return self.placement.list_engine_phases()[-1].loads.resident_tokens(self.now_s)
 
-    def counted(self, name: str) -> dict[str, int]:
-        """A counter by its labels' values."""
-        found = {labels: value for counter, labels, value in self.counters if counter == name}
-        return {"/".join(value for _, value in labels): total for labels, total in found.items()}
+    def read_counts(self, metric: Metric) -> dict[str, float]:
+        """Returns a counter by its label values."""
+        return read_counts(self.store, metric)
 
 
-class Asked:
-    """One request that was asked about."""
+class PlacedRequest:
+    """One request that was placed."""
 
-    def __init__(self, world: World, number: int, query: Query, rank: int, decision: Decision) -> None:
-        self._world = world
+    def __init__(self, harness: PlacementHarness, number: int, proposal: Proposal) -> None:
+        self._harness = harness
         self._number = number
-        self.query = query
-        self.rank = rank
-        self.decision = decision
+        self.request = proposal.request
+        self.rank = proposal.rank
+        self.placement = proposal.placement
 
     def finish(
         self,
@@ -140,10 +148,10 @@ class Asked:
         seq: bool = False,
         stream: int = 1,
     ) -> None:
-        """Reports its end; `decided` and `seq` say which of its names the report holds."""
+        """Reports its end; `decided` and `seq` say which of its names the finish report holds."""
         report = FinishReport(
-            request_id=self.query.request_id,
-            phase=self.query.phase,
+            request_id=self.request.request_id,
+            phase=self.request.phase,
             decision_id=f"d{self._number}" if decided else "",
             outcome=outcome,
             applied_directive=applied,
@@ -153,4 +161,4 @@ class Asked:
             cached_tokens=cached,
             seq=self._number if seq else 0,
         )
-        self._world.placement.finish(report, stream, self.query.worker_id)
+        self._harness.placement.finish(report, stream, self.request.worker_id)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 from examples.fake_engine import Release, install
+from routing_hints.metrics import MetricStore
+from routing_hints.v1 import service_pb2
+from sidecar.decision.service import DecisionService
+from sidecar.policy.holder import PolicyHolder, activate
+from sidecar.policy.schema import Policy
+from sidecar.server.enrichment import Enricher
+from sidecar.telemetry import metrics
+from sidecar.wire.response_codec import encode_client_policy, serialize_decision
 from tests.support.captures import (
     CapturedContext,
     asked_phase,
@@ -16,6 +25,8 @@ from tests.support.captures import (
 from worker_client import (
     AdpRouter,
     Affinity,
+    ClientConfig,
+    Decision,
     EngineDialect,
     EngineProfile,
     Phase,
@@ -23,16 +34,45 @@ from worker_client import (
     RankSource,
     RequestKind,
     RoutingHintClient,
+    _codec,
 )
+from worker_client._request import RequestFacts
+from worker_client.testing import FakeClient
 
-NOT_ASKED = ("health_check", "warmup")
+NOT_SUBMITTED = ("health_check", "warmup")
 PATIENT_S = 20.0
-"""Longer than any answer takes, so that no row is decided by a deadline."""
+"""Longer than any decision takes, so that no row is decided by a deadline."""
 
 
 def affinity_of(row: dict[str, Any]) -> Affinity:
     """The client's gate of a row."""
     return Affinity(row.get("affinity", "auto"))
+
+
+def decide_in_process(row: dict[str, Any]) -> FakeClient:
+    """A client whose decisions are the sidecar's under the row's policy, without a server in between.
+
+    The messages of the contract are in between, as on a socket, so that the codecs of both sides take part.
+    """
+    holder = PolicyHolder(activate(Policy.model_validate(row.get("policy") or {})))
+    store = MetricStore(metrics.TABLE)
+    service = DecisionService(
+        lambda: holder.current.compiled,
+        store,
+        serialize_decision,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        on_pause=lambda phase: None,
+    )
+    enricher = Enricher(service, store, tracer=None)
+    policy = _codec.decode_policy(encode_client_policy(holder.current.view))
+
+    def decide(facts: RequestFacts, engine: EngineProfile) -> Decision:
+        response = service_pb2.EnrichResponse()
+        enricher.enrich(_codec.encode_request(facts, policy, engine), response)
+        return _codec.decode_decision(response)
+
+    return FakeClient(decide, config=ClientConfig(affinity=affinity_of(row)))
 
 
 async def list_differences(row: dict[str, Any], client: RoutingHintClient) -> list[str]:
@@ -53,7 +93,7 @@ async def list_differences(row: dict[str, Any], client: RoutingHintClient) -> li
         )
         async with pending as plan:
             kwargs = plan.engine_kwargs(disaggregated_params=given)
-    differences = [*_compare_answer(row, plan), *_compare_kwargs(row["expect"], kwargs, given, release)]
+    differences = [*_compare_decision(row, plan), *_compare_kwargs(row["expect"], kwargs, given, release)]
     return [f"{what}: {got!r} instead of {wanted!r}" for what, got, wanted in differences if got != wanted]
 
 
@@ -70,31 +110,31 @@ def profile_of(engine: dict[str, Any]) -> EngineProfile:
     )
 
 
-def _compare_answer(row: dict[str, Any], plan: Plan) -> list[tuple[str, Any, Any]]:
-    expect, answer = row["expect"], plan.answer
+def _compare_decision(row: dict[str, Any], plan: Plan) -> list[tuple[str, Any, Any]]:
+    expect, decision = row["expect"], plan.decision
     compared: list[tuple[str, Any, Any]] = [
         ("phase", plan.phase.name.lower(), expect["phase"]),
-        ("directive", answer.directive.name.lower(), expect["directive"]),
+        ("directive", decision.directive.name.lower(), expect["directive"]),
         (
             "applied directive",
             plan.applied_directive.name.lower(),
             expect.get("applied_directive", expect["directive"]),
         ),
         (
-            "answered id",
-            answer.conversation_id,
+            "decided id",
+            decision.conversation_id,
             expect.get("answered_conversation_id", expect["conversation_id"]),
         ),
     ]
-    is_asked = row.get("affinity") != "off" and (row.get("call") or {}).get("kind") not in NOT_ASKED
-    compared.append(("asked", not plan.reason, is_asked))
-    if is_asked:
+    is_submitted = row.get("affinity") != "off" and (row.get("call") or {}).get("kind") not in NOT_SUBMITTED
+    compared.append(("decided by the sidecar", not plan.reason, is_submitted))
+    if is_submitted:
         if expect["source"] is not None:
-            compared.append(("source", answer.source.name.lower(), expect["source"]))
-            compared.append(("source detail", answer.source_detail, expect["source_detail"]))
+            compared.append(("source", decision.source.name.lower(), expect["source"]))
+            compared.append(("source detail", decision.source_detail, expect["source_detail"]))
         if "affinity_key" in expect:
-            compared.append(("affinity key", answer.affinity_key, expect["affinity_key"]))
-        missing = set(expect.get("notices", ())) - set(answer.notices)
+            compared.append(("affinity key", decision.affinity_key, expect["affinity_key"]))
+        missing = set(expect.get("notices", ())) - set(decision.notices)
         compared.append(("missing notices", missing, set()))
     return compared
 

@@ -11,17 +11,20 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import grpc
 import grpc.aio
 import pytest
 
-from routing_hints.v1 import admin_pb2, admin_pb2_grpc, service_pb2, types_pb2
-from sidecar.address import TcpAddress, UnixAddress
-from sidecar.app import App, start_app
+from routing_hints.v1 import admin_pb2
+from sidecar.app import App, Clocks, start_app
 from sidecar.policy.file import parse_policy
 from sidecar.policy.holder import PolicyHolder, activate
+from sidecar.settings import read_settings
+from tests.support.messages import AdminStub, make_batch, make_request
+
+_TURNS_OF_THE_LOOP = 100
+_MAX_UNREAD_BATCHES = 10_000
+"""Ten times what gRPC's windows hold."""
 
 
 @dataclass
@@ -132,18 +135,24 @@ def start_sidecar_process(
 
 
 @pytest.fixture
-async def start_sidecar(
-    socket_folder: Path,
-) -> AsyncIterator[Callable[..., Awaitable[SidecarServer]]]:
-    """Starts sidecars in this event loop: the policy as YAML, and options of `start_app`."""
+async def start_sidecar(socket_folder: Path) -> AsyncIterator[Callable[..., Awaitable[SidecarServer]]]:
+    """Starts sidecars in this event loop, each on a socket of its own.
+
+    Arguments are the policy as YAML, further addresses, clocks, and settings as the command line has them.
+    """
     started: list[SidecarServer] = []
 
     async def start(
-        policy: str = "", *, listen: tuple[TcpAddress, ...] = (), **options: Any
+        content: str = "",
+        *,
+        listen: tuple[str, ...] = (),
+        clocks: Clocks | None = None,
+        **options: str,
     ) -> SidecarServer:
         path = socket_folder / f"sidecar-{len(started)}.sock"
-        holder = PolicyHolder(activate(parse_policy(policy)))
-        app = await start_app((UnixAddress(path), *listen), holder, **options)
+        holder = PolicyHolder(activate(parse_policy(content)))
+        settings = read_settings({}, listen=(f"unix://{path}", *listen), **options)
+        app = await start_app(settings, holder, clocks=clocks or Clocks())
         started.append(SidecarServer(app, f"unix:{path}", holder))
         return started[-1]
 
@@ -158,33 +167,46 @@ async def sidecar(start_sidecar: Callable[..., Awaitable[SidecarServer]]) -> Sid
     return await start_sidecar()
 
 
-async def count_decisions(channel: grpc.aio.Channel) -> int:
-    """Returns how many requests the sidecar has decided about."""
-    stats = await admin_pb2_grpc.RoutingHintsAdminServiceStub(channel).GetStats(admin_pb2.GetStatsRequest())
-    return sum(counter.value for counter in stats.counters if counter.name == "decisions")
+async def get_stats(admin: AdminStub) -> admin_pb2.GetStatsResponse:
+    """Returns the open streams and the metrics."""
+    stats: admin_pb2.GetStatsResponse = await admin.GetStats(admin_pb2.GetStatsRequest())
+    return stats
 
 
-async def block_in_write(stream: grpc.aio.StreamStreamCall, other: grpc.aio.Channel) -> int:
-    """Sends batches on a new stream, unread, until the sidecar can't write its answers.
+async def read_metric(admin: AdminStub, name: str) -> dict[str, float]:
+    """Returns the series of one counter or gauge by their label values, joined by slashes."""
+    return {
+        "/".join(metric.labels[label] for label in sorted(metric.labels)): metric.value
+        for metric in (await get_stats(admin)).metrics
+        if metric.name == name
+    }
 
-    The last batch stays unread by the sidecar. `other` must be a connection of its own.
+
+async def sum_metric(admin: AdminStub, name: str) -> float:
+    """Returns a counter or gauge over all of its series; 0 where it has none."""
+    return sum((await read_metric(admin, name)).values())
+
+
+async def block_in_write(stream: grpc.aio.StreamStreamCall, admin: AdminStub) -> int:
+    """Sends batches on a new stream, unread, until the sidecar can't write its results.
+
+    The last batch stays unread by the sidecar. `admin` must use a connection of its own.
 
     Returns:
-        The number of requests that the sidecar decided about, whose answers are all still to be read.
+        The number of requests that the sidecar has decided, whose results are all still to be read.
     """
-    identity = types_pb2.Identity(conversation_id="x" * 200)
-    request = service_pb2.EnrichRequest(phase=types_pb2.PHASE_PREFILL, identity=identity)
-    items = [service_pb2.EnrichItem(seq=seq, request=request) for seq in range(100)]
-    sent = 0
-    while True:
-        await stream.write(service_pb2.EnrichStreamRequest(items=items))
-        sent += len(items)
-        for _ in range(100):
-            decided = await count_decisions(other)
+    batch = make_batch(*[make_request("x" * 200)] * 100)
+    for number in range(1, _MAX_UNREAD_BATCHES + 1):
+        await stream.write(batch)
+        sent = number * len(batch.items)
+        # Each of these calls is a turn of the loop that would read on if it could.
+        for _ in range(_TURNS_OF_THE_LOOP):
+            decided = int(await sum_metric(admin, "decisions"))
             if decided == sent:
                 break
         else:
             return decided
+    raise AssertionError(f"the sidecar has read {sent} requests whose results nobody has read")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

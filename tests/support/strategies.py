@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what a worker may be handed."""
+"""Hypothesis strategies for what a host may pass to the worker client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 
 class Awkward:
-    """An object that raises whatever is done with it."""
+    """An object that raises on every use."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name) if name.startswith("_") else RuntimeError("awkward")
@@ -33,14 +33,12 @@ class Awkward:
 
 
 class AwkwardMapping(Awkward):
-    """One that has the methods of a mapping as well."""
+    """One with the methods of a mapping, which raise, too."""
 
     def keys(self) -> Any:
-        """Raises."""
         raise RuntimeError("awkward")
 
     def get(self, key: object, default: object = None) -> Any:
-        """Raises."""
         raise RuntimeError("awkward")
 
     def __iter__(self) -> Any:
@@ -94,13 +92,13 @@ json_like = st.recursive(
     ),
     max_leaves=8,
 )
-"""JSON-like values, with what JSON can't say between them; the known field names are frequent."""
+"""JSON-like values and others between them; the known field names are frequent."""
 
 requests = st.one_of(
     json_like,
     st.dictionaries(st.sampled_from(FIELD_NAMES), json_like, max_size=5),
 )
-"""What may stand where a request should."""
+"""What may be passed as the request."""
 
 
 class ContextOf:
@@ -112,13 +110,11 @@ class ContextOf:
         self._trace_headers = trace_headers
 
     def id(self) -> object:
-        """The request's id, perhaps."""
         return self._id
 
     def trace_headers(self) -> object:
-        """The trace headers, perhaps."""
         return self._trace_headers
 
 
 contexts = st.one_of(json_like, st.builds(ContextOf, json_like, json_like, json_like))
-"""What may stand where a context should."""
+"""What may be passed as the context."""

@@ -17,8 +17,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from tests.support.scripted_sidecar import ask, ask_until
-from worker_client import ClientConfig, Origin, RoutingHintClient
+from tests.support.scripted_sidecar import limit, plan_until, poll, request_plan
+from worker_client import ClientConfig, Origin, Plan, RoutingHintClient
 
 pytestmark = pytest.mark.skipif(
     find_spec("pydantic") is None, reason="the sidecar's libraries are not installed"
@@ -28,71 +28,72 @@ StartProcess = Callable[..., Any]
 BY_HEADER = {"headers": {"x-session-id": "named-by-a-header"}}
 
 
-async def ask_by_header(client: RoutingHintClient) -> Any:
+async def request_by_header(client: RoutingHintClient) -> Plan:
     """A request whose conversation only the sidecar, or memory, can name."""
-    return await ask(client, None, **BY_HEADER)
+    return await request_plan(client, None, **BY_HEADER)
 
 
 def sidecar_events(lines: list[Any]) -> list[str]:
-    """What was said about the sidecar, in order."""
     return [line["event"] for line in lines if line["event"].startswith("sidecar_")]
 
 
-async def test_stopped_sidecar_is_one_episode_and_answers_again_when_it_goes_on(
+async def test_a_stopped_sidecar_is_one_outage_and_decides_again_when_it_goes_on(
     start_sidecar_process: StartProcess,
 ) -> None:
-    """While it hangs, memory answers for a known conversation and the local rule for a new one."""
+    """While it hangs, memory decides for a known conversation and the local rule for a new one."""
     process = start_sidecar_process()
     config = ClientConfig(f"unix://{process.socket_path}", known_timeout_s=0.1, unknown_timeout_s=0.3)
     with capture_logs() as lines:
         async with RoutingHintClient(config) as client:
-            while (await ask_by_header(client)).answer.origin is not Origin.SIDECAR:
-                pass
+            await poll(
+                "a decision of the sidecar",
+                lambda: request_by_header(client),
+                lambda plan: plan.decision.origin is Origin.SIDECAR,
+                lambda plan: plan.reason,
+            )
             process.signal(signal.SIGSTOP)
-            await ask_until(client, "unresponsive")
-            known, new = await ask_by_header(client), await ask(client, "new-conversation-0001")
+            await plan_until(client, "circuit-open")
+            known, new = await request_by_header(client), await request_plan(client, "new-conversation-0001")
             process.signal(signal.SIGCONT)
-            await ask_until(client, "")
-            recovered = await ask_by_header(client)
-    assert (known.answer.origin, known.conversation_id) == (Origin.MEMORY, "named-by-a-header")
-    assert (new.answer.origin, new.conversation_id) == (Origin.LOCAL_RULE, "new-conversation-0001")
+            await plan_until(client, "")
+            recovered = await request_by_header(client)
+    assert (known.decision.origin, known.conversation_id) == (Origin.MEMORY, "named-by-a-header")
+    assert (new.decision.origin, new.conversation_id) == (Origin.LOCAL_RULE, "new-conversation-0001")
     assert recovered.conversation_id == "named-by-a-header"
-    assert sidecar_events(lines) == ["sidecar_silent", "sidecar_recovered"]
+    assert sidecar_events(lines) == ["sidecar_unavailable", "sidecar_recovered"]
 
 
-async def test_connection_outlives_its_socket_file_and_a_new_file_is_found(
+async def test_a_connection_outlives_its_socket_file_and_a_new_file_is_found(
     start_sidecar_process: StartProcess,
 ) -> None:
-    """Removing the file breaks nothing; the next sidecar on that path is connected to."""
     first = start_sidecar_process()
     config = ClientConfig(f"unix://{first.socket_path}", known_timeout_s=30.0, unknown_timeout_s=30.0)
     async with RoutingHintClient(config) as client:
-        await ask_until(client, "")
+        await plan_until(client, "")
         first.socket_path.unlink()
-        unharmed = await ask(client)
+        unharmed = await request_plan(client)
         first.signal(signal.SIGKILL)
-        missing = await ask_until(client, "socket-missing")
+        missing = await plan_until(client, "socket-missing")
         await asyncio.to_thread(start_sidecar_process)
-        found = await ask_until(client, "")
-    assert unharmed.answer.origin is Origin.SIDECAR
+        found = await plan_until(client, "")
+    assert unharmed.decision.origin is Origin.SIDECAR
     assert missing.conversation_id == "conversation-0001"
-    assert found.answer.origin is Origin.SIDECAR
+    assert found.decision.origin is Origin.SIDECAR
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
-async def test_full_disk_under_the_log_stops_no_decision(
+async def test_a_full_disk_under_the_sidecars_log_stops_no_decision(
     socket_folder: Path, sidecar_environment: dict[str, str]
 ) -> None:
-    """The sidecar starts, decides and drains although nothing of its log can be written."""
     path = socket_folder / "s"
     command = [sys.executable, "-m", "sidecar", "serve", "--listen", f"unix://{path}"]
     with open("/dev/full", "w") as full:  # noqa: ASYNC230  no disk behind it
         process = subprocess.Popen(command, stderr=full, env=sidecar_environment)  # noqa: ASYNC220
     try:
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            await asyncio.wait_for(channel.channel_ready(), 30)
+            await limit("the sidecar to listen", channel.channel_ready())
         async with RoutingHintClient(ClientConfig(f"unix://{path}", unknown_timeout_s=30.0)) as client:
-            assert (await ask(client)).answer.origin is Origin.SIDECAR
+            assert (await request_plan(client)).decision.origin is Origin.SIDECAR
         process.terminate()
         assert await asyncio.to_thread(process.wait, 30) == 0
     finally:
@@ -100,9 +101,7 @@ async def test_full_disk_under_the_log_stops_no_decision(
         process.wait()
 
 
-async def test_worker_whose_log_fails_serves_all_the_same(tmp_path: Path) -> None:
-    """A warning that can't be written is lost, and the request is not."""
-
+async def test_a_worker_whose_log_fails_serves_all_the_same(tmp_path: Path) -> None:
     def fail(*_: object) -> Any:
         raise OSError("no space left on device")
 
@@ -110,9 +109,9 @@ async def test_worker_whose_log_fails_serves_all_the_same(tmp_path: Path) -> Non
     structlog.configure(processors=[fail])
     try:
         async with RoutingHintClient(ClientConfig(f"unix://{tmp_path}/missing")) as client:
-            plan = await ask_until(client, "socket-missing")
+            plan = await plan_until(client, "socket-missing")
             stats = client.stats()
     finally:
         structlog.configure(**before)
     assert plan.conversation_id == "conversation-0001"
-    assert "defects" not in stats
+    assert "internal_errors" not in stats

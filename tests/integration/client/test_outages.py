@@ -1,4 +1,4 @@
-"""Every way a sidecar can be away: its reason token, one warning per episode, and recovery by itself."""
+"""Every way a sidecar can be unavailable: its reason, one warning per outage, and recovery by itself."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.builders import build_profile, build_request
+from routing_hints.v1 import service_pb2
+from tests.support.builders import ENGINE, build_request
 from tests.support.scripted_sidecar import (
     Stream,
-    ask,
-    ask_until,
     behave,
-    build_answer,
-    build_policy,
     connect,
+    plan_until,
+    request_plan,
+    run_server,
     run_sidecar,
 )
-from worker_client import ClientConfig, Origin, Phase, Plan, RoutingHintClient
+from worker_client import ClientConfig, Origin, Phase, RoutingHintClient
 
-ENGINE = build_profile()
 _NOBODY = 65534
 
 
 @asynccontextmanager
 async def nothing(path: Path) -> AsyncIterator[None]:
-    """There is no socket."""
     yield
 
 
@@ -85,6 +84,25 @@ async def another_service(path: Path) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def service_without_the_stream(path: Path) -> AsyncIterator[None]:
+    """A server that has the contract's service, but of its methods Enrich alone."""
+
+    async def enrich(request: service_pb2.EnrichRequest, context: Any) -> service_pb2.EnrichResponse:
+        calls.append(request)
+        return service_pb2.EnrichResponse()
+
+    calls: list[service_pb2.EnrichRequest] = []
+    handler = grpc.unary_unary_rpc_method_handler(
+        enrich,
+        request_deserializer=service_pb2.EnrichRequest.FromString,
+        response_serializer=service_pb2.EnrichResponse.SerializeToString,
+    )
+    async with run_server(path, {"Enrich": handler}):
+        yield
+    assert calls == []
+
+
+@asynccontextmanager
 async def mute_socket(path: Path) -> AsyncIterator[None]:
     """A listener that never accepts, as of a stopped process."""
     with socket.socket(socket.AF_UNIX) as listener:
@@ -102,13 +120,13 @@ async def mute_socket(path: Path) -> AsyncIterator[None]:
         (forbidden_socket, "permission-denied"),
         (another_protocol, "not-grpc"),
         (another_service, "grpc-unimplemented"),
+        (service_without_the_stream, "grpc-unimplemented"),
         (mute_socket, "connection-timed-out"),
     ],
 )
-async def test_outage_has_its_token_one_warning_and_ends_by_itself(
+async def test_an_outage_has_its_reason_and_one_warning_and_ends_by_itself(
     tmp_path: Path, outage: Callable[[Path], AbstractAsyncContextManager[None]], reason: str
 ) -> None:
-    """However it is away, requests go on, and on the same path the sidecar is found again."""
     path = tmp_path / "s"
     config = ClientConfig(f"unix://{path}", known_timeout_s=30.0, unknown_timeout_s=30.0)
     with capture_logs() as lines:
@@ -116,115 +134,59 @@ async def test_outage_has_its_token_one_warning_and_ends_by_itself(
         async with AsyncExitStack() as outages:
             await outages.enter_async_context(outage(path))
             async with RoutingHintClient(config) as client:
-                plan = await ask_until(client, reason)
+                plan = await plan_until(client, reason)
                 for _ in range(20):
-                    await ask(client)
-                assert (plan.answer.origin, plan.conversation_id) == (Origin.LOCAL_RULE, "conversation-0001")
+                    await request_plan(client)
+                assert (plan.decision.origin, plan.conversation_id) == (
+                    Origin.LOCAL_RULE,
+                    "conversation-0001",
+                )
                 await outages.aclose()
                 async with run_sidecar(path):
-                    recovered = await ask_until(client, "")
+                    recovered = await plan_until(client, "")
                     await client.close()
     assert recovered.conversation_id == "sidecar:conversation-0001"
-    said = [(line["log_level"], line["event"], line.get("reason")) for line in lines]
-    assert [entry for entry in said if entry[1].startswith("sidecar")] == [
-        ("warning", "sidecar_silent", reason),
+    assert reason in client.stats()["stream_lost"]
+    logged = [(line["log_level"], line["event"], line.get("reason")) for line in lines]
+    assert [entry for entry in logged if entry[1].startswith("sidecar")] == [
+        ("warning", "sidecar_unavailable", reason),
         ("info", "sidecar_recovered", None),
     ]
 
 
-async def test_each_episode_is_said_once(tmp_path: Path) -> None:
-    """Two restarts make two warnings and two recoveries."""
+async def test_each_outage_is_logged_once(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with capture_logs() as lines:
         async with RoutingHintClient(ClientConfig(f"unix://{path}", unknown_timeout_s=5.0)) as client:
-            await ask_until(client, "socket-missing")
+            await plan_until(client, "socket-missing")
             for _ in range(2):
                 async with run_sidecar(path):
-                    await ask_until(client, "")
-                await ask_until(client, "socket-missing")
+                    await plan_until(client, "")
+                await plan_until(client, "socket-missing")
     events = [line["event"] for line in lines if line["event"].startswith("sidecar")]
-    assert events == [*["sidecar_silent", "sidecar_recovered"] * 2, "sidecar_silent"]
+    assert events == [*["sidecar_unavailable", "sidecar_recovered"] * 2, "sidecar_unavailable"]
 
 
-async def test_stream_that_ends_mid_way_releases_its_callers_at_once(tmp_path: Path) -> None:
-    """Nobody waits out a deadline of half a minute for an answer that can't come."""
+async def test_a_stream_that_ends_releases_its_callers_at_once(tmp_path: Path) -> None:
+    """Nobody waits out a deadline of half a minute for a decision that can't come."""
 
     async def end_on_first_item(stream: Stream) -> None:
         await stream.greet()
-        while not (message := await stream.read()) or not message.items:
-            pass
+        await stream.read_items()
 
     async with connect(tmp_path / "s", end_on_first_item) as (sidecar, client):
-        plans = await asyncio.gather(*(ask(client, f"conversation-{n}") for n in range(50)))
-        assert {plan.reason for plan in plans} == {"sidecar-gave-no-answer"}
-        assert {plan.answer.origin for plan in plans} == {Origin.LOCAL_RULE}
+        plans = await asyncio.gather(*(request_plan(client, f"conversation-{n}") for n in range(50)))
+        assert {plan.reason for plan in plans} == {"no-response"}
+        assert {plan.decision.origin for plan in plans} == {Origin.LOCAL_RULE}
         sidecar.converse = behave
-        await ask_until(client, "")
+        await plan_until(client, "")
         await client.close()
-    late = sidecar.finishes[:50]
-    assert [finish.seq for finish in late] == [0] * 50
-    assert {finish.local_reason for finish in late} == {"sidecar-gave-no-answer"}
+    of_the_lost_stream = sidecar.finishes[:50]
+    assert [finish.seq for finish in of_the_lost_stream] == [0] * 50
+    assert {finish.local_reason for finish in of_the_lost_stream} == {"no-response"}
 
 
-async def test_policy_may_change_in_mid_stream(tmp_path: Path) -> None:
-    """From then on other carriers are sent, and what the old one answered is not used any more."""
-    silent = asyncio.Event()
-
-    async def change_policy(stream: Stream) -> None:
-        await stream.greet()
-        await stream.read()
-        second = build_policy("r2", identity_headers=["x-session-id"])
-        await stream.write(build_answer(stream.sidecar.items[0], "r1"), policy=second)
-        while message := await stream.read():
-            if not silent.is_set():
-                await stream.write(*(build_answer(item, "r2") for item in message.items))
-
-    async with connect(tmp_path / "s", change_policy, unknown_timeout_s=0.5) as (sidecar, client):
-        headers = {"x-session-id": "h"}
-        await ask(client, headers=headers)
-        await ask(client, "other", headers=headers)
-        silent.set()
-        known = await ask(client, headers=headers)
-        stats = client.stats()
-    assert [dict(item.request.identity.headers) for item in sidecar.items[:2]] == [{}, headers]
-    assert (known.answer.origin, known.answer.policy_revision) == (Origin.LOCAL_RULE, "r2")
-    assert stats["policy_received"] == {"": 2}
-
-
-async def _ask_across_a_change(path: Path, **names: list[str]) -> tuple[Plan, Plan]:
-    """Two requests of one conversation: the policy changes under the first, the second gets no answer."""
-
-    async def change_and_fall_silent(stream: Stream) -> None:
-        await stream.greet()
-        await stream.read()
-        second = build_policy("r2", **names)
-        await stream.write(build_answer(stream.sidecar.items[0], "r2"), policy=second)
-        while await stream.read():
-            pass
-
-    async with connect(path, change_and_fall_silent, known_timeout_s=0.01, unknown_timeout_s=0.5) as (
-        _,
-        client,
-    ):
-        headers = {"x-session-id": "h"}
-        return await ask(client, headers=headers), await ask(client, headers=headers)
-
-
-async def test_answer_by_a_policy_that_came_under_way_is_remembered(tmp_path: Path) -> None:
-    """The new policy reads what was sent, so its answer is the conversation's."""
-    asked, again = await _ask_across_a_change(tmp_path / "s")
-    assert (asked.answer.origin, asked.answer.policy_revision) == (Origin.SIDECAR, "r2")
-    assert (again.answer.origin, again.conversation_id) == (Origin.MEMORY, asked.conversation_id)
-
-
-async def test_answer_by_a_policy_that_reads_other_carriers_is_not_remembered(tmp_path: Path) -> None:
-    """The header that it reads too was not sent, so it might have answered otherwise."""
-    asked, again = await _ask_across_a_change(tmp_path / "s", identity_headers=["x-session-id"])
-    assert (asked.answer.origin, again.answer.origin) == (Origin.SIDECAR, Origin.LOCAL_RULE)
-
-
-async def test_closing_sends_the_ends_that_are_still_unsent(tmp_path: Path) -> None:
-    """A worker that stops loses no report."""
+async def test_closing_sends_the_finish_reports_that_are_still_unsent(tmp_path: Path) -> None:
     async with connect(tmp_path / "s") as (sidecar, client):
         plans = [
             await client.plan(build_request(f"c-{n}"), phase=Phase.PREFILL, engine=ENGINE) for n in range(600)
@@ -234,18 +196,21 @@ async def test_closing_sends_the_ends_that_are_still_unsent(tmp_path: Path) -> N
         await client.close()
         assert len(sidecar.finishes) == 600
         assert {finish.decision_id for finish in sidecar.finishes} == {f"d-{n}" for n in range(1, 601)}
-        after = await ask(client)
+        after = await request_plan(client)
     assert (after.reason, after.conversation_id) == ("client-closed", None)
 
 
-async def test_ends_of_an_outage_are_sent_when_it_is_over(tmp_path: Path) -> None:
+async def test_finish_reports_of_an_outage_are_sent_when_it_is_over(tmp_path: Path) -> None:
     """By decision id, and without the number that an earlier stream gave the item."""
     path = tmp_path / "s"
     async with RoutingHintClient(ClientConfig(f"unix://{path}", unknown_timeout_s=30.0)) as client:
         async with run_sidecar(path):
             plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE)
-        await ask_until(client, "socket-missing")
+        await plan_until(client, "socket-missing")
         plan.finish()
         async with run_sidecar(path) as again:
-            await again.wait_for(lambda: any(finish.decision_id for finish in again.finishes))
-    assert [(end.decision_id, end.seq) for end in again.finishes if end.decision_id] == [("d-1", 0)]
+            await again.wait_until(
+                "a finish report", lambda: any(finish.decision_id for finish in again.finishes)
+            )
+    finishes = [(finish.decision_id, finish.seq) for finish in again.finishes if finish.decision_id]
+    assert finishes == [("d-1", 0)]

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.timeout(180)
 
 _SMALL = replace(load_parameters(), concurrency=60, duration_s=12.0, warm_up_s=4.0)
 _FLAGS = {
-    Failure.NO_ID_ON_CONTEXT: "no id on the context leg",
-    Failure.NO_ID_ON_GENERATION: "no id on the generation leg",
+    Failure.NO_ID_ON_CONTEXT: "no id in the context phase",
+    Failure.NO_ID_ON_GENERATION: "no id in the generation phase",
     Failure.RANK_FORCED: "rank forced",
-    Failure.RANK_WITHHELD_WITHOUT_ID: "conversation_affinity_not_honoured",
-    Failure.ENGINE_IGNORES_ID: "conversation_affinity_not_honoured",
-    Failure.NO_IDENTITY_RANK_WITHHELD: "no id on the context leg",
+    Failure.RANK_WITHHELD_WITHOUT_ID: "conversation_affinity_not_honored",
+    Failure.ENGINE_IGNORES_ID: "conversation_affinity_not_honored",
+    Failure.NO_IDENTITY_RANK_WITHHELD: "no id in the context phase",
 }
 
 
@@ -46,8 +46,10 @@ async def _run(fleet: SidecarFleet, arm: Arm, seed: int = 1) -> Outcome:
 
 
 @pytest.mark.parametrize("arm", [arms.ENGINE, arms.SIDECAR], ids=lambda arm: arm.name)
-async def test_a_seed_repeats_a_run_exactly(fleet: SidecarFleet, arm: Arm) -> None:
-    """Two runs on the same sidecars are equal in every figure, and another seed's is not."""
+async def test_a_seed_repeats_a_run_in_every_figure_and_another_seed_does_not(
+    fleet: SidecarFleet, arm: Arm
+) -> None:
+    """Although the sidecars have the state of the runs before."""
     first, other, second = [await _run(fleet, arm, seed) for seed in (1, 2, 1)]
     assert first == second
     assert first.ttft_s != other.ttft_s
@@ -55,7 +57,6 @@ async def test_a_seed_repeats_a_run_exactly(fleet: SidecarFleet, arm: Arm) -> No
 
 @pytest.mark.parametrize("arm", [arms.ENGINE, arms.SIDECAR], ids=lambda arm: arm.name)
 async def test_affinity_keeps_conversations_and_their_prefixes(fleet: SidecarFleet, arm: Arm) -> None:
-    """Nothing moves, and more is found in the caches than where everything is scattered."""
     before, after = await _run(fleet, arms.BEFORE), await _run(fleet, arm)
     assert after.moved_share == 0.0
     assert before.moved_share > 0.5
@@ -64,15 +65,15 @@ async def test_affinity_keeps_conversations_and_their_prefixes(fleet: SidecarFle
 
 @pytest.mark.parametrize("arm", [arms.ENGINE, arms.LEAST_TOKENS], ids=lambda arm: arm.name)
 async def test_affinity_that_works_raises_no_flag(fleet: SidecarFleet, arm: Arm) -> None:
-    """The negative control of the flags."""
+    """The control of the flags."""
     assert find_flags((await _run(fleet, arm)).observed) == []
 
 
 @pytest.mark.parametrize("failure", _FLAGS, ids=lambda failure: failure.name.lower())
-async def test_each_silent_failure_loses_the_gain_and_is_flagged(
+async def test_each_silent_failure_loses_the_gain_of_its_phase_and_is_flagged(
     fleet: SidecarFleet, failure: Failure
 ) -> None:
-    """Its leg reuses less than with affinity, and the workers' own counters and log lines give it away."""
+    """By the workers' own counters and log lines, since no request fails."""
     arm = next(arm for arm in arms.FAILURES if arm.failure is failure)
     healthy, failed = await _run(fleet, arms.ENGINE), await _run(fleet, arm)
     if failure is Failure.NO_ID_ON_GENERATION:
@@ -84,7 +85,7 @@ async def test_each_silent_failure_loses_the_gain_and_is_flagged(
 
 @pytest.mark.timeout(400)
 def test_the_quick_command_writes_tables_figures_and_plots(tmp_path: Path) -> None:
-    """One seed of short runs: no flag where affinity works, the right one at each failure, and two plots."""
+    """With no flag where affinity works, and the right one at each failure."""
     command = [sys.executable, "-m", "bench.affinity", "--quick", "--out", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, timeout=380)
     rows = json.loads((tmp_path / "affinity.json").read_text(encoding="utf-8"))

@@ -30,7 +30,7 @@ from worker_client import (
 )
 
 ROWS = load_rows()
-LEGS = sorted(
+BOTH_PHASES = sorted(
     name.replace("/prefill_", "/*_")
     for name in list_captures()
     if "/prefill_" in name and name.replace("/prefill_", "/decode_") in list_captures()
@@ -52,15 +52,14 @@ def make_client(target: str, **settings: Any) -> RoutingHintClient:
 async def test_captured_request_gives_what_its_row_expects(
     row: dict[str, Any], start_sidecar: Callable[..., Any]
 ) -> None:
-    """Identity, directive and engine parameters are those that were read from the design by hand."""
+    """Identity, directive and engine parameters; the rows were read from the rules by hand."""
     sidecar = await start_sidecar(yaml.safe_dump(row.get("policy") or {}))
     async with make_client(sidecar.target, affinity=affinity_of(row)) as client:
         assert await list_differences(row, client) == []
 
 
 @pytest.mark.parametrize("name", sorted(list_captures()))
-async def test_planning_leaves_the_request_alone(name: str, sidecar: Any) -> None:
-    """The request that a worker goes on with is the one that it was given."""
+async def test_planning_changes_nothing_in_the_request(name: str, sidecar: Any) -> None:
     capture = load_capture(name)
     before = copy.deepcopy(capture["worker_request"])
     async with make_client(sidecar.target) as client:
@@ -73,34 +72,33 @@ async def test_planning_leaves_the_request_alone(name: str, sidecar: Any) -> Non
     assert before == capture["worker_request"]
 
 
-async def test_both_legs_and_a_second_process_give_one_id(
+async def test_two_sidecars_derive_the_same_id_in_both_phases(
     start_sidecar_process: Callable[..., SidecarProcess],
 ) -> None:
-    """Two sidecars that know nothing of each other name every conversation alike, on either leg."""
+    """Without any coordination: the prefill worker's and the decode worker's."""
     engine = EngineProfile(
         dialect=EngineDialect.CONVERSATION_PARAMS, adp_router=AdpRouter.CONVERSATION, dp_size=4
     )
-    named: dict[str, list[tuple[str | None, str]]] = {legs: [] for legs in LEGS}
-    for leg in ("prefill", "decode"):
-        process = start_sidecar_process(socket_name=f"{leg}.sock")
+    named: dict[str, list[tuple[str | None, str]]] = {name: [] for name in BOTH_PHASES}
+    for phase in ("prefill", "decode"):
+        process = start_sidecar_process(socket_name=f"{phase}.sock")
         async with make_client(process.target) as client:
-            for legs, answers in named.items():
-                capture = load_capture(legs.replace("*", leg))
+            for name, ids in named.items():
+                capture = load_capture(name.replace("*", phase))
                 plan = await client.plan(
                     capture["worker_request"],
                     CapturedContext(capture),
-                    phase=Phase[leg.upper()],
+                    phase=Phase[phase.upper()],
                     engine=engine,
                 )
-                assert plan.answer.origin is Origin.SIDECAR
-                answers.append((plan.conversation_id, plan.conversation_hash))
-    assert [legs for legs, (prefill, decode) in named.items() if prefill != decode] == []
-    assert sum(1 for answers in named.values() if answers[0][0] is not None) > len(LEGS) / 2
+                assert plan.decision.origin is Origin.SIDECAR
+                ids.append((plan.conversation_id, plan.conversation_hash))
+    assert [name for name, (prefill, decode) in named.items() if prefill != decode] == []
+    assert sum(1 for ids in named.values() if ids[0][0] is not None) > len(BOTH_PHASES) / 2
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(list_captures()) if "noaffinity" in name])
-async def test_gate_off_sends_what_a_worker_without_this_project_sends(name: str) -> None:
-    """The engine call has the parameters that Dynamo's own handler gave it with its affinity off."""
+async def test_gate_off_gives_the_engine_what_dynamos_own_handler_gives_with_affinity_off(name: str) -> None:
     capture = load_capture(name)
     row = {
         "capture": name,
@@ -121,4 +119,4 @@ async def test_gate_off_sends_what_a_worker_without_this_project_sends(name: str
     }
     async with make_client("unix:/nowhere", affinity=affinity_of(row)) as client:
         assert await list_differences(row, client) == []
-        assert client.stats()["not_asked"] == {"gate-off": 1}
+        assert client.stats()["skipped_requests"] == {"gate-off": 1}

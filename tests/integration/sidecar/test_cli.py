@@ -1,9 +1,9 @@
-"""The subcommands that look into a running sidecar, against the real process."""
+"""The subcommands that inspect a running sidecar, against the real process."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
 from sidecar.__main__ import main
 from sidecar.cli.connection import choose_target
+from tests.support.messages import HintsStub, OpenChannel, WorkerStream, make_request
 from tests.support.sidecar import SidecarProcess
 
 
@@ -22,10 +22,8 @@ from tests.support.sidecar import SidecarProcess
 def running(start_sidecar_process: Callable[..., SidecarProcess]) -> SidecarProcess:
     """A sidecar that has decided about one request."""
     sidecar = start_sidecar_process()
-    identity = types_pb2.Identity(headers={"x-session-id": "conv-7f3a-secret"})
-    request = service_pb2.EnrichRequest(request_id="r-1", phase=types_pb2.PHASE_PREFILL, identity=identity)
     with grpc.insecure_channel(sidecar.target) as channel:
-        service_pb2_grpc.RoutingHintsServiceStub(channel).Enrich(request)
+        HintsStub(channel).Enrich(make_request("conv-7f3a-secret"))
     return sidecar
 
 
@@ -34,64 +32,65 @@ def _run(sidecar: SidecarProcess | Path, *arguments: str) -> Result:
     return CliRunner().invoke(main, [*arguments, "--target", f"unix://{path}"])
 
 
-def test_probe_says_serving(running: SidecarProcess) -> None:
-    """A sidecar that serves is exit code 0."""
+def test_probe_exits_with_0_where_the_sidecar_serves(running: SidecarProcess) -> None:
     result = _run(running, "probe")
     assert (result.exit_code, result.output) == (0, "SERVING\n")
 
 
-def test_probe_fails_without_a_sidecar(socket_folder: Path) -> None:
-    """Nobody there is exit code 1, with the reason."""
+def test_probe_exits_with_1_and_the_reason_where_nobody_listens(socket_folder: Path) -> None:
     result = _run(socket_folder / "absent.sock", "probe", "--timeout-s", "1")
     assert result.exit_code == 1
     assert "UNAVAILABLE" in result.output
 
 
-def test_stats_shows_the_counters(running: SidecarProcess) -> None:
-    """A line each, as `/metrics` would have it."""
-    result = _run(running, "stats")
+async def test_stats_shows_streams_counters_and_gauges_in_lines(
+    running: SidecarProcess, open_channel: OpenChannel
+) -> None:
+    """Metrics as `/metrics` has them, but for the prefix and the suffix of their names."""
+    stream = WorkerStream(HintsStub(await open_channel(running.target)))
+    await stream.open(worker_id="worker-a", client_version="0.2.0")
+    result = await asyncio.to_thread(_run, running, "stats")
+    stream.close()
     assert result.exit_code == 0
-    expected = (
-        r'^decisions\{decision="none",directive="forward",mode="on",phase="prefill",source="header"\} 1$'
-    )
-    assert re.search(expected, result.output, re.M)
-    assert "open_streams 0\n" in result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith("started_at ")
+    assert lines[1].startswith("stream worker-a client 0.2.0 since ")
+    labels = 'directive="forward",mode="on",phase="prefill",placement="none",source="header"'
+    assert f"decisions{{{labels}}} 1" in lines
+    assert "open_streams 1" in lines
+    assert "internal_errors 0" in lines
 
 
-def test_decision_shows_what_was_decided(running: SidecarProcess) -> None:
-    """By its request's id, without the conversation's."""
-    result = _run(running, "decision", "--request", "r-1")
+def test_decision_shows_what_was_decided_by_both_names_and_no_id(running: SidecarProcess) -> None:
+    result = _run(running, "decision", "--request", "request-1")
     assert result.exit_code == 0
     shown = json.loads(result.output)
-    assert shown["answer"]["source_detail"] == "header:x-session-id"
-    assert _run(running, "decision", shown["answer"]["decision_id"]).output == result.output
+    assert shown["decision"]["source_detail"] == "header:x-session-id"
+    assert _run(running, "decision", shown["decision"]["decision_id"]).output == result.output
     assert "secret" not in result.output
 
 
-def test_an_unknown_decision_is_an_error(running: SidecarProcess) -> None:
-    """The sidecar's own words, and exit code 1."""
+def test_an_unknown_decision_is_exit_code_1_with_the_sidecars_own_words(running: SidecarProcess) -> None:
     result = _run(running, "decision", "x-0")
     assert result.exit_code == 1
     assert "NOT_FOUND: not among the last decisions" in result.output
 
 
-def test_policy_show_prints_the_policy_in_force(running: SidecarProcess) -> None:
-    """YAML that can be saved and edited; where it is from stands in comments."""
+def test_policy_show_prints_the_policy_in_force_as_yaml_with_its_origin(running: SidecarProcess) -> None:
+    """It can be saved and edited."""
     result = _run(running, "policy", "show")
     assert result.exit_code == 0
     assert "# from embedded" in result.output
     assert yaml.safe_load(result.output)["operational"]["mode"] == "on"
 
 
-def test_conversations_says_that_there_are_none(running: SidecarProcess) -> None:
-    """An empty table is said in words, since the engines place here."""
+def test_an_empty_table_of_conversations_is_said_in_words(running: SidecarProcess) -> None:
     result = _run(running, "conversations")
     assert (result.exit_code, result.output.partition(":")[0]) == (0, "no conversations")
 
 
 @pytest.mark.parametrize("command", ["probe", "stats", "conversations", "policy show", "decision x"])
-def test_no_address_is_an_error(command: str) -> None:
-    """The message says what an address looks like."""
+def test_an_invalid_target_is_an_error_that_says_what_an_address_looks_like(command: str) -> None:
     result = CliRunner().invoke(main, [*command.split(), "--target", "localhost"])
     assert result.exit_code == 1
     assert "expected unix:///path or tcp://host:port" in result.output
@@ -106,6 +105,8 @@ def test_no_address_is_an_error(command: str) -> None:
         ({"ROUTING_HINTS_TARGET": " "}, "unix:///run/routing-hints/sidecar.sock"),
     ],
 )
-def test_the_environment_names_the_sidecar(environment: dict[str, str], expected: str) -> None:
-    """In the container of a sidecar or of a worker the commands need no option."""
+def test_without_an_option_the_environment_names_the_sidecar(
+    environment: dict[str, str], expected: str
+) -> None:
+    """So that the commands need none in the container of a sidecar or of a worker."""
     assert choose_target(environment) == expected

@@ -20,7 +20,7 @@ COUNTS = Counter(vector.policy for vector in load_vectors())
 def test_the_sidecar_conforms(
     name: str, invoke_command: RunCommand, start_sidecar_process: Start, tmp_path: Path
 ) -> None:
-    """A sidecar with the printed policy is recognised by its epoch and answers every vector as expected."""
+    """A sidecar with the printed policy is recognized by its epoch, and decides every vector as expected."""
     path = tmp_path / "policy.yaml"
     path.write_text(invoke_command("conformance", "--print-policy", "--policy", name).stdout)
     sidecar = start_sidecar_process("--policy", str(path))
@@ -32,7 +32,7 @@ def test_the_sidecar_conforms(
 def test_a_sidecar_that_differs_fails(
     invoke_command: RunCommand, start_sidecar_process: Start, tmp_path: Path
 ) -> None:
-    """Negative control: one that reads fewer carriers is found out, with the reason of each vector."""
+    """The control: one that reads fewer carriers, with the reason of each vector."""
     path = tmp_path / "policy.yaml"
     path.write_text("identity: {order: [conversation_id]}\n")
     sidecar = start_sidecar_process("--policy", str(path))
@@ -48,17 +48,16 @@ def test_a_sidecar_that_differs_fails(
 def test_an_unknown_policy_has_to_be_named(
     invoke_command: RunCommand, start_sidecar_process: Start, tmp_path: Path
 ) -> None:
-    """An epoch that no vector supposes checks nothing, and that is no success."""
+    """An epoch of no known policy checks nothing, and that is no success."""
     path = tmp_path / "policy.yaml"
     path.write_text("identity: {order: [conversation_id]}\n")
     sidecar = start_sidecar_process("--policy", str(path))
     checked = invoke_command("conformance", "--target", f"unix://{sidecar.socket_path}")
     assert checked.returncode == 2
-    assert "is of no known policy" in checked.stderr
+    assert "no known policy has identity epoch" in checked.stderr
 
 
-def test_without_a_sidecar_nothing_conforms(invoke_command: RunCommand) -> None:
-    """A target that does not answer is no success."""
+def test_a_target_where_nobody_listens_does_not_conform(invoke_command: RunCommand) -> None:
     checked = invoke_command("conformance", "--target", "unix:///nowhere/s.sock")
     assert checked.returncode == 1
     assert "unix:///nowhere/s.sock: UNAVAILABLE" in checked.stderr

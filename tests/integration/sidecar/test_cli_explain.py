@@ -32,7 +32,7 @@ id            abc (attached)
 rank          WITHHOLD: send none, the engine's router places
 notices       none
 policy        revision <revision>, identity epoch <epoch>
-asked for     prefill on an engine with dialect conversation_params, ADP router conversation
+request       prefill on an engine with dialect conversation_params, ADP router conversation
 
 carriers in the policy's order; the first usable one is taken
   conversation_id                             -
@@ -41,7 +41,7 @@ carriers in the policy's order; the first usable one is taken
   body:conversation                           outranked 3f5f21066f40ef41
 
 rules; the first that matches decides
-  one-shot-carrier                            no
+  single-use-carrier                          no
   unknown-enum                                no
   kind-not-normal                             no
   mode-off                                    no
@@ -67,25 +67,26 @@ def _without_hashes_of_the_policy(text: str) -> str:
     )
 
 
-def test_everything_is_shown(invoke_command: RunCommand, policy_path: str) -> None:
-    """The answer, every carrier with what became of it, and every rule up to the one that decided."""
+def test_decision_every_carrier_and_every_tried_rule_are_shown(
+    invoke_command: RunCommand, policy_path: str
+) -> None:
     shown = invoke_command(*ARGUMENTS, "--policy", policy_path)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert _without_hashes_of_the_policy(shown.stdout) == EXPECTED
 
 
-def test_a_running_sidecar_explains_alike(
+def test_a_running_sidecar_explains_as_its_policy_file_does(
     invoke_command: RunCommand, policy_path: str, start_sidecar_process: Callable[..., SidecarProcess]
 ) -> None:
-    """With --target the text comes from there, to the byte."""
     sidecar = start_sidecar_process("--policy", policy_path)
     there = invoke_command(*ARGUMENTS, "--target", f"unix://{sidecar.socket_path}")
     assert (there.returncode, there.stderr) == (0, "")
     assert there.stdout == invoke_command(*ARGUMENTS, "--policy", policy_path).stdout
 
 
-def test_without_a_file_the_default_policy_explains(invoke_command: RunCommand) -> None:
-    """A sub-agent, its parent, and why an id is derived are there to be read."""
+def test_without_a_file_the_default_policy_explains_parents_and_derived_ids(
+    invoke_command: RunCommand,
+) -> None:
     shown = invoke_command(
         "explain",
         "-H",
@@ -103,8 +104,7 @@ def test_without_a_file_the_default_policy_explains(invoke_command: RunCommand) 
     assert re.search("^placed by +rh1-[0-9a-f]{32}, ", shown.stdout, re.MULTILINE)
 
 
-def test_every_carrier_can_be_typed(invoke_command: RunCommand) -> None:
-    """Each option reaches its carrier."""
+def test_every_carrier_has_an_option(invoke_command: RunCommand) -> None:
     shown = invoke_command(
         "explain",
         *("--conversation-id", "a", "--agent-session", "b", "--agent-parent", "p"),
@@ -123,8 +123,7 @@ def test_every_carrier_can_be_typed(invoke_command: RunCommand) -> None:
     ]
 
 
-def test_the_end_of_a_conversation_can_be_typed(invoke_command: RunCommand) -> None:
-    """A last request, a parent and a timeout that nothing obeys are shown."""
+def test_parent_last_request_and_a_timeout_without_effect_are_remarks(invoke_command: RunCommand) -> None:
     shown = invoke_command(
         "explain",
         *("--agent-trajectory", "t-1", "--agent-parent-trajectory", "t-0", "--agent-final"),
@@ -138,9 +137,9 @@ def test_the_end_of_a_conversation_can_be_typed(invoke_command: RunCommand) -> N
     assert outranked.endswith("last-request timeout-not-used:300s")
 
 
-def test_the_page_shows_what_is_shown(invoke_command: RunCommand) -> None:
-    """The example of docs/identity.md is what the command prints, some lines left out."""
-    page = (Path(__file__).parents[2] / "docs" / "identity.md").read_text()
+def test_the_example_of_the_identity_page_is_what_the_command_prints(invoke_command: RunCommand) -> None:
+    """Some lines are left out."""
+    page = (Path(__file__).parents[3] / "docs" / "identity.md").read_text()
     block = page.split("## See what becomes of a request")[1].split("\n\n")[1]
     command, *lines = textwrap.dedent(block).replace("\\\n", " ").splitlines()
     shown = invoke_command(*shlex.split(command.removeprefix("$ "))[1:])
@@ -151,8 +150,7 @@ def test_the_page_shows_what_is_shown(invoke_command: RunCommand) -> None:
     assert len(lines) > 5
 
 
-def test_no_identity_is_said_in_words(invoke_command: RunCommand) -> None:
-    """The reader is told that nothing was usable, and what becomes of the rank."""
+def test_a_missing_identity_is_said_in_words(invoke_command: RunCommand) -> None:
     shown = invoke_command("explain", "--agent-session", "run", "--agent-trajectory", "null").stdout
     assert "conversation  none: no carrier has a usable value" in shown
     assert "notices       no-conversation-id" in shown
@@ -163,17 +161,16 @@ def test_no_identity_is_said_in_words(invoke_command: RunCommand) -> None:
     ("arguments", "code", "message"),
     [
         (("--header", "x-session-id"), 2, "expected a name, `:` and a value"),
-        (("--target", "unix:///nowhere/s.sock", "--policy", "x"), 2, "--target answers by its own policy"),
+        (("--target", "unix:///nowhere/s.sock", "--policy", "x"), 2, "leave --policy out"),
         (("--target", "localhost"), 1, "expected unix:///path or tcp://host:port"),
         (("--target", "unix:///nowhere/s.sock"), 1, "unix:///nowhere/s.sock: UNAVAILABLE"),
-        (("--dp-size", "2", "--dp-rank", "2"), 1, "hints.dp_rank: is not below the engine's dp_size"),
+        (("--dp-size", "2", "--dp-rank", "2"), 1, "hints.dp_rank: must be less than engine.dp_size"),
         (("--policy", "/nowhere.yaml"), 2, "No such file"),
     ],
 )
-def test_what_can_not_be_asked_is_said(
+def test_a_bad_argument_gives_a_sentence_and_no_traceback(
     invoke_command: RunCommand, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    """A slip of the fingers gives a sentence, not a trace."""
     shown = invoke_command("explain", *arguments)
     assert shown.returncode == code
     assert message in shown.stderr

@@ -12,18 +12,17 @@ from sidecar.policy.file import parse_policy
 from sidecar.policy.schema import Policy
 from tests.support.command import RunCommand
 
-BAD_FILES = Path(__file__).parents[1] / "data" / "policies"
+BAD_FILES = Path(__file__).parents[2] / "data" / "policies"
 
 
-def test_the_printed_default_is_the_default(invoke_command: RunCommand) -> None:
-    """What is printed reads back as the policy that holds without a file, and its hashes are equal."""
+def test_the_printed_default_reads_back_as_the_policy_without_a_file(invoke_command: RunCommand) -> None:
     printed = invoke_command("policy", "--print-default")
     assert (printed.returncode, printed.stderr) == (0, "")
     assert parse_policy(printed.stdout) == Policy()
 
 
 def test_the_printed_default_has_every_key(invoke_command: RunCommand) -> None:
-    """No key can be found in the code alone."""
+    """So that none can be found in the code alone."""
     printed = yaml.load(invoke_command("policy", "--print-default").stdout, Loader=yaml.BaseLoader)  # noqa: S506
 
     def list_keys(content: object, path: str = "") -> set[str]:
@@ -35,8 +34,7 @@ def test_the_printed_default_has_every_key(invoke_command: RunCommand) -> None:
     assert list_keys(printed) == list_keys(Policy().model_dump())
 
 
-def test_the_printed_default_explains_every_value(invoke_command: RunCommand) -> None:
-    """Each choice of a key stands in the comment above it."""
+def test_the_printed_default_has_the_choices_of_each_key_in_its_comment(invoke_command: RunCommand) -> None:
     printed = invoke_command("policy", "--print-default").stdout
     for choices in (
         "on | shadow | off",
@@ -58,7 +56,7 @@ def test_the_printed_default_explains_every_value(invoke_command: RunCommand) ->
 
 
 def test_a_good_file_is_shown_with_its_hashes(invoke_command: RunCommand, tmp_path: Path) -> None:
-    """Revision and epoch are those that the sidecar would answer with, before and after a coming change."""
+    """Those that the sidecar would have in its decisions, before and after a scheduled change."""
     text = "identity: {scope: all}\nnext_identity: {effective_at: 2130-01-31T12:00:00Z, profile: dynamo}\n"
     path = tmp_path / "policy.yaml"
     path.write_text(text)
@@ -75,7 +73,7 @@ def test_a_good_file_is_shown_with_its_hashes(invoke_command: RunCommand, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "faults"),
+    ("name", "problems"),
     [
         (
             "all_at_once.yaml",
@@ -90,24 +88,23 @@ def test_a_good_file_is_shown_with_its_hashes(invoke_command: RunCommand, tmp_pa
         ("bad_headers.yaml", [f"identity.order.{number}.header" for number in range(4)]),
     ],
 )
-def test_all_faults_of_a_bad_file_come_at_once(
-    invoke_command: RunCommand, name: str, faults: list[str]
+def test_all_problems_of_a_bad_file_come_at_once_with_their_dotted_keys(
+    invoke_command: RunCommand, name: str, problems: list[str]
 ) -> None:
-    """One line each, with the dotted key; exit code 2."""
     checked = invoke_command("policy", "check", str(BAD_FILES / name))
     assert (checked.returncode, checked.stdout) == (2, "")
-    assert sorted(line.partition(":")[0] for line in checked.stderr.splitlines()) == faults
+    assert sorted(line.partition(":")[0] for line in checked.stderr.splitlines()) == problems
 
 
-def test_a_missing_file_is_a_fault(invoke_command: RunCommand, tmp_path: Path) -> None:
-    """A path that is mistyped is no valid policy."""
+def test_a_missing_file_is_no_valid_policy(invoke_command: RunCommand, tmp_path: Path) -> None:
     checked = invoke_command("policy", "check", str(tmp_path / "absent.yaml"))
     assert checked.returncode == 2
     assert "No such file" in checked.stderr
 
 
-def test_serve_refuses_what_check_refuses(invoke_command: RunCommand, socket_folder: Path) -> None:
-    """The same faults keep a sidecar from starting."""
+def test_serve_refuses_what_check_refuses_in_the_same_words(
+    invoke_command: RunCommand, socket_folder: Path
+) -> None:
     bad = str(BAD_FILES / "bad_headers.yaml")
     served = invoke_command("serve", "--listen", f"unix://{socket_folder}/s.sock", "--policy", bad)
     assert served.returncode == 2

@@ -24,7 +24,7 @@ ENGINE: dict[str, Any] = {
 }
 
 
-class Doctor:
+class DoctorHarness:
     """Runs the command in an image of one release."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,13 +47,15 @@ class Doctor:
 
 
 @pytest.fixture
-def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
+def doctor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> DoctorHarness:
     """The command, for a worker without a sidecar and without settings."""
     for name in ("ROUTING_HINTS_AFFINITY", "ROUTING_HINTS_RANK_SOURCE"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.replace("ROUTING_HINTS", "DYN_ENGINE_CONV"), raising=False)
     monkeypatch.setenv("ROUTING_HINTS_TARGET", f"unix://{tmp_path}/missing.sock")
-    return Doctor(tmp_path, capsys)
+    return DoctorHarness(tmp_path, capsys)
 
 
 @pytest.fixture
@@ -71,8 +73,8 @@ def serve(
     return start
 
 
-def test_affinity_that_can_act_is_exit_code_zero(doctor: Doctor, serve: Callable[[str], None]) -> None:
-    """Engine, settings and sidecar agree: nothing to change, and it says who owns the rank."""
+def test_affinity_that_can_act_is_exit_code_zero(doctor: DoctorHarness, serve: Callable[[str], None]) -> None:
+    """There is nothing to change, and the text says who owns the rank."""
     serve("")
     code, text = doctor(ENGINE)
     assert code == 0
@@ -81,10 +83,9 @@ def test_affinity_that_can_act_is_exit_code_zero(doctor: Doctor, serve: Callable
     assert "change:" not in text
 
 
-def test_rank_source_router_names_the_router_as_owner(
-    doctor: Doctor, serve: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+def test_rank_source_router_names_the_router_as_the_rank_s_owner(
+    doctor: DoctorHarness, serve: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The id goes out with the router's rank where the operator says that the engine records it."""
     serve("")
     monkeypatch.setenv("DYN_ENGINE_CONV_AFFINITY_DP_RANK_SOURCE", "dynamo")
     code, text = doctor(ENGINE)
@@ -93,8 +94,7 @@ def test_rank_source_router_names_the_router_as_owner(
     assert "id attached, rank forward" in text
 
 
-def test_partial_rollout_can_act(doctor: Doctor, serve: Callable[[str], None]) -> None:
-    """Some conversations are within the rollout, so affinity can act for them."""
+def test_affinity_can_act_in_a_partial_rollout(doctor: DoctorHarness, serve: Callable[[str], None]) -> None:
     serve("operational: {rollout_percent: 20}")
     assert doctor(ENGINE)[0] == 0
 
@@ -107,10 +107,9 @@ def test_partial_rollout_can_act(doctor: Doctor, serve: Callable[[str], None]) -
         ("operational: {rollout_percent: 0}", "outside-rollout", "raise rollout_percent"),
     ],
 )
-def test_policy_that_does_not_act_is_named(
-    doctor: Doctor, serve: Callable[[str], None], policy: str, token: str, change: str
+def test_a_policy_that_does_not_act_is_named_with_the_change(
+    doctor: DoctorHarness, serve: Callable[[str], None], policy: str, token: str, change: str
 ) -> None:
-    """The sidecar's policy alone keeps affinity from acting, and the change is in the policy."""
     serve(policy)
     code, text = doctor(ENGINE)
     assert code == 1
@@ -118,11 +117,11 @@ def test_policy_that_does_not_act_is_named(
     assert change in text
 
 
-def test_silent_sidecar_is_named_and_the_local_rule_shown(doctor: Doctor) -> None:
-    """Without a sidecar the worker's own rule still attaches the id, and the exit code says what is wrong."""
+def test_an_unavailable_sidecar_is_named_and_the_local_rule_shown(doctor: DoctorHarness) -> None:
+    """That rule attaches the id; the exit code is 1 all the same, since the worker lacks its sidecar."""
     code, text = doctor(ENGINE)
     assert code == 1
-    assert "does not answer (socket-missing); the worker's own rule decides" in text
+    assert "unavailable (socket-missing); the local rule decides" in text
     assert "id attached, rank withhold" in text
     assert "mount the folder of its socket" in text
 
@@ -130,10 +129,10 @@ def test_silent_sidecar_is_named_and_the_local_rule_shown(doctor: Doctor) -> Non
 @pytest.mark.parametrize(
     ("engine_args", "problem"),
     [
-        (None, "the engine's arguments are not known here"),
+        (None, "the engine's arguments are unknown"),
         ({**ENGINE, "enable_attention_dp": False}, "but attention DP is off"),
-        ({**ENGINE, "backend": "tensorrt"}, "on the pytorch backend alone"),
-        ({**ENGINE, "tensor_parallel_size": 1}, "and there is one"),
+        ({**ENGINE, "backend": "tensorrt"}, "only on the pytorch backend"),
+        ({**ENGINE, "tensor_parallel_size": 1}, "but there is one rank"),
         (
             {**ENGINE, "attention_dp_config": {**PINS, "enable_kv_cache_aware_routing": True}},
             "are both set; the former wins",
@@ -149,21 +148,20 @@ def test_silent_sidecar_is_named_and_the_local_rule_shown(doctor: Doctor) -> Non
         ({**ENGINE, "attention_dp_config": {"affinity": True}}, "has no attention_dp_config.affinity"),
     ],
 )
-def test_contradiction_within_the_engine_config_is_named(
-    doctor: Doctor, engine_args: dict[str, Any] | None, problem: str
+def test_a_contradiction_within_the_engine_s_config_is_named(
+    doctor: DoctorHarness, engine_args: dict[str, Any] | None, problem: str
 ) -> None:
-    """Whatever keeps the engine's router from doing what its config asks for is said, with a change."""
     code, text = doctor(engine_args)
     assert code == 1
     assert problem in text
 
 
-def test_release_that_cannot_be_told_a_conversation_is_named(doctor: Doctor) -> None:
-    """The config asks for what the installed release does not have."""
+def test_a_release_without_a_parameter_for_ids_is_named(doctor: DoctorHarness) -> None:
+    """The config demands what the installed release does not have."""
     code, text = doctor(ENGINE, release=RANK_ONLY)
     assert code == 1
     assert "has no attention_dp_config.kv_cache_routing_conversation_affinity" in text
-    assert "can't be told any" in text
+    assert "but no id can be sent" in text
     assert "dialect-cannot-carry-id" in text
 
 
@@ -192,14 +190,13 @@ def test_release_that_cannot_be_told_a_conversation_is_named(doctor: Doctor) -> 
         ({"ROUTING_HINTS_RANK_SOURCE": "sidecar"}, ENGINE, "does not record an explicit first rank"),
     ],
 )
-def test_contradiction_between_environment_and_engine_is_named(
-    doctor: Doctor,
+def test_a_contradiction_between_environment_and_engine_is_named(
+    doctor: DoctorHarness,
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],
     engine_args: dict[str, Any],
     problem: str,
 ) -> None:
-    """Settings that lose, can't act or differ from Dynamo's own are said."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     code, text = doctor(engine_args)
@@ -208,9 +205,8 @@ def test_contradiction_between_environment_and_engine_is_named(
 
 
 def test_equal_settings_of_both_kinds_are_no_contradiction(
-    doctor: Doctor, serve: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    doctor: DoctorHarness, serve: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`on` here and `true` there mean the same."""
     serve("")
     monkeypatch.setenv("ROUTING_HINTS_AFFINITY", "on")
     monkeypatch.setenv("DYN_ENGINE_CONV_AFFINITY", "true")
@@ -219,7 +215,7 @@ def test_equal_settings_of_both_kinds_are_no_contradiction(
     assert "differ" not in text
 
 
-def test_options_of_the_worker_complete_the_file(doctor: Doctor, serve: Callable[[str], None]) -> None:
+def test_options_of_the_worker_complete_the_file(doctor: DoctorHarness, serve: Callable[[str], None]) -> None:
     """Dynamo's workers get the sizes on their command line and the rest from a file."""
     serve("")
     code, text = doctor({"attention_dp_config": PINS}, "--tensor-parallel-size", "8", "--enable-attention-dp")
@@ -227,19 +223,19 @@ def test_options_of_the_worker_complete_the_file(doctor: Doctor, serve: Callable
     assert "attention-DP ranks        8" in text
 
 
-def test_bad_settings_are_exit_code_two(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All faults of the environment are said, and nothing else is done."""
+def test_bad_settings_are_exit_code_two(doctor: DoctorHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUTING_HINTS_AFFINITY", "maybe")
     monkeypatch.setenv("ROUTING_HINTS_RANK_SOURCE", "nobody")
     code, text = doctor(ENGINE)
     assert code == 2
-    assert "ROUTING_HINTS_AFFINITY must be" in text
-    assert "ROUTING_HINTS_RANK_SOURCE must be" in text
+    assert "ROUTING_HINTS_AFFINITY: must be" in text
+    assert "ROUTING_HINTS_RANK_SOURCE: must be" in text
 
 
 @pytest.mark.parametrize("content", [None, "- 1", "{"], ids=["missing", "list", "broken"])
-def test_unusable_engine_file_is_exit_code_two(doctor: Doctor, tmp_path: Path, content: str | None) -> None:
-    """A file that is not there or holds no mapping is named."""
+def test_unusable_engine_file_is_exit_code_two(
+    doctor: DoctorHarness, tmp_path: Path, content: str | None
+) -> None:
     path = tmp_path / "args.yaml"
     if content is not None:
         path.write_text(content)
@@ -250,13 +246,15 @@ def test_unusable_engine_file_is_exit_code_two(doctor: Doctor, tmp_path: Path, c
 
 @pytest.fixture
 def sidecar_with_older_policy(
-    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    doctor: DoctorHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """A server that says of itself what a sidecar says whose new policy file is bad; it explains nothing."""
+    """A server that responds as a sidecar whose new policy file is bad; it has no Explain."""
 
     class Admin(admin_pb2_grpc.RoutingHintsAdminServiceServicer):  # type: ignore[misc]
         def GetPolicy(self, request: object, context: object) -> admin_pb2.GetPolicyResponse:  # noqa: N802
-            return admin_pb2.GetPolicyResponse(revision="old", origin="file", last_error="mode: is no mode")
+            return admin_pb2.GetPolicyResponse(
+                revision="old", origin="file", last_error="mode: is not a mode"
+            )
 
     server = grpc.server(ThreadPoolExecutor(1))
     admin_pb2_grpc.add_RoutingHintsAdminServiceServicer_to_server(Admin(), server)
@@ -271,9 +269,8 @@ def sidecar_with_older_policy(
 
 
 @pytest.mark.usefixtures("sidecar_with_older_policy")
-def test_policy_file_that_was_refused_is_named(doctor: Doctor) -> None:
-    """A sidecar that keeps an older policy says so, and one that can't explain does not answer."""
+def test_a_rejected_policy_file_is_named(doctor: DoctorHarness) -> None:
     code, text = doctor(ENGINE)
     assert code == 1
-    assert "keeps an older policy: mode: is no mode" in text
-    assert "does not answer (grpc-unimplemented)" in text
+    assert "keeps an older policy: mode: is not a mode" in text
+    assert "unavailable (grpc-unimplemented)" in text

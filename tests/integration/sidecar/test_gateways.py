@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-GATEWAYS = Path(__file__).parents[2] / "examples" / "gateways"
+GATEWAYS = Path(__file__).parents[3] / "examples" / "gateways"
+_START_TIMEOUT_S = 30.0
 
 _NGINX_CONFIG = """
 daemon off;
@@ -52,7 +54,7 @@ http {{
 
 
 class _Frontend(BaseHTTPRequestHandler):
-    """Answers with the headers that it was sent."""
+    """Responds with the headers that arrived."""
 
     def do_GET(self) -> None:
         """Shows names in lower case, each with all its values."""
@@ -165,8 +167,11 @@ def gateway(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     command = request.param(folder, server.server_port)
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     socket_path = folder / "gateway.sock"
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
     while not _is_listening(socket_path):
-        assert process.poll() is None
+        assert process.poll() is None, f"{command[0]} ended with {process.returncode}"
+        assert time.monotonic() < deadline_s, f"{command[0]} does not listen after {_START_TIMEOUT_S:g} s"
+        time.sleep(0.01)
     yield socket_path
     process.terminate()
     process.wait(timeout=30)
@@ -216,10 +221,10 @@ def _send(gateway: Path, path: str, headers: dict[str, str]) -> dict[str, list[s
     ],
     ids=str,
 )
-def test_a_header_that_the_frontend_drops_is_mapped(
+def test_a_header_that_the_frontend_drops_becomes_one_that_it_reads(
     gateway: Path, sent: dict[str, str], session: str | None, parent: str | None
 ) -> None:
-    """The frontend gets the conversation once, in a header that it reads, and only where it needs one."""
+    """Once, and only where the client sends none that the frontend reads."""
     arrived = _send(gateway, "/session", sent)
     assert arrived.get("x-dynamo-session-id") == (session and [session])
     assert arrived.get("x-dynamo-parent-session-id") == (parent and [parent])
@@ -229,7 +234,7 @@ def test_a_header_that_the_frontend_drops_is_mapped(
 
 
 def test_without_the_snippet_nothing_is_mapped(gateway: Path) -> None:
-    """Negative control: the same gateway passes the client's header on, which the frontend would drop."""
+    """The control: the same gateway passes the client's header on, which the frontend would drop."""
     arrived = _send(gateway, "/plain", {"x-litellm-session-id": "l-1"})
     assert arrived["x-litellm-session-id"] == ["l-1"]
     assert not any(name.startswith("x-dynamo-") for name in arrived)

@@ -1,15 +1,15 @@
-"""What a worker is handed, through the real client and the real sidecar, to the engine parameters."""
+"""What a worker receives, through the real client and the real sidecar, to the engine parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
-from routing_hints.v1 import admin_pb2, admin_pb2_grpc, service_pb2, service_pb2_grpc, types_pb2
-from tests.support.sidecar import SidecarServer
+from routing_hints.v1 import service_pb2, types_pb2
+from tests.support.messages import AdminStub, HintsStub, make_request
+from tests.support.sidecar import SidecarServer, sum_metric
+from tests.support.wait import wait_until
 from worker_client import (
     AdpRouter,
     ClientConfig,
@@ -106,19 +106,18 @@ async def test_each_kind_of_carrier_reaches_the_engine(
     conversation_id: str,
     affinity_key: str,
 ) -> None:
-    """The client sends what the policy names, in the form that the carrier reads."""
     async with make_client(sidecar) as client:
         plan = await client.plan(request_fields, phase=Phase.PREFILL, engine=ENGINE, **arguments)
-    assert plan.answer.origin is Origin.SIDECAR
-    assert (plan.answer.source_detail, plan.conversation_id) == (detail, conversation_id)
-    assert plan.answer.affinity_key == affinity_key
+    assert plan.decision.origin is Origin.SIDECAR
+    assert (plan.decision.source_detail, plan.conversation_id) == (detail, conversation_id)
+    assert plan.decision.affinity_key == affinity_key
     assert "value-not-text-dropped" not in plan.notices
 
 
 async def test_a_conversation_is_remembered_although_a_header_changes_each_turn(
     sidecar: SidecarServer,
 ) -> None:
-    """Codex's turn metadata is new on every request; without the sidecar the client still knows the id."""
+    """Codex's turn metadata is new on every request; an outage must not make it a new conversation."""
     async with make_client(sidecar) as client:
         plans = []
         for turn in range(2):
@@ -127,15 +126,14 @@ async def test_a_conversation_is_remembered_although_a_header_changes_each_turn(
             metadata = f'{{"thread_id": "t-2", "turn_id": "{turn}"}}'
             headers = {"thread-id": "t-2", "x-codex-turn-metadata": metadata}
             plans.append(await client.plan({}, phase=Phase.PREFILL, engine=ENGINE, headers=headers))
-    assert [plan.answer.origin for plan in plans] == [Origin.SIDECAR, Origin.MEMORY]
+    assert [plan.decision.origin for plan in plans] == [Origin.SIDECAR, Origin.MEMORY]
     assert [plan.conversation_id for plan in plans] == ["t-2", "t-2"]
 
 
-async def test_an_answer_to_the_first_question_is_nobody_elses(sidecar: SidecarServer) -> None:
-    """A question that was asked before the first policy came is remembered by the carriers that it sent.
-
-    Otherwise all requests without these carriers would share its id while the sidecar is away.
-    """
+async def test_a_request_from_before_the_first_policy_is_remembered_by_the_carriers_that_it_sent(
+    sidecar: SidecarServer,
+) -> None:
+    """Otherwise all requests without these carriers would share its id while the sidecar is away."""
     async with make_client(sidecar) as client:
         headers = {"thread-id": "t-1"}
         first = await client.plan({}, phase=Phase.PREFILL, engine=ENGINE, headers=headers)
@@ -143,47 +141,39 @@ async def test_an_answer_to_the_first_question_is_nobody_elses(sidecar: SidecarS
         nameless = await client.plan({}, phase=Phase.PREFILL, engine=ENGINE)
         same = await client.plan({}, phase=Phase.PREFILL, engine=ENGINE, headers=headers)
     assert first.conversation_id == "t-1"
-    assert (nameless.answer.origin, nameless.conversation_id) == (Origin.FORWARDED, None)
-    assert (same.answer.origin, same.conversation_id) == (Origin.MEMORY, "t-1")
+    assert (nameless.decision.origin, nameless.conversation_id) == (Origin.FORWARDED, None)
+    assert (same.decision.origin, same.conversation_id) == (Origin.MEMORY, "t-1")
 
 
-async def test_a_last_request_ends_its_conversation_when_it_finishes(sidecar: SidecarServer) -> None:
-    """The client's Finish is what ends it, whether by header or by `session_control`."""
+async def test_a_last_request_ends_its_conversation_when_it_finishes(
+    sidecar: SidecarServer, admin: AdminStub
+) -> None:
+    """By the client's finish report, whether a header or `session_control` states it."""
     final: list[dict[str, Any]] = [
         {"headers": {"x-session-id": "conv-1", "X-Dynamo-Session-Final": "true"}},
         {"request": {"routing": {"session_control": {"session_id": "conv-2", "action": "close"}}}},
     ]
     async with make_client(sidecar) as client:
-        for arguments in final:
+        for number, arguments in enumerate(final):
             request = arguments.pop("request", {})
             async with client.plan(request, phase=Phase.PREFILL, engine=ENGINE, **arguments) as plan:
                 assert "session-final" in plan.notices
                 assert plan.conversation_id is not None
-                assert await count(sidecar, "ended_conversations") == final.index(arguments)
-            while await count(sidecar, "finishes") <= final.index(arguments):
-                pass
-    assert await count(sidecar, "ended_conversations") == 2
-    assert await count(sidecar, "final_requests") == 2
+                assert await sum_metric(admin, "ended_conversations") == number
+
+            async def is_taken(number: int = number) -> bool:
+                return await sum_metric(admin, "finishes") > number
+
+            await wait_until(is_taken, "the finish report")
+    assert await sum_metric(admin, "ended_conversations") == 2
+    assert await sum_metric(admin, "final_requests") == 2
 
 
-async def count(sidecar: SidecarServer, name: str) -> int:
-    """The sum of a counter over its labels."""
-    async with grpc.aio.insecure_channel(sidecar.target) as channel:
-        stats = await admin_pb2_grpc.RoutingHintsAdminServiceStub(channel).GetStats(
-            admin_pb2.GetStatsRequest()
-        )
-    return sum(counter.value for counter in stats.counters if counter.name == name)
-
-
-async def test_explain_shows_the_timeout_that_is_not_used(sidecar: SidecarServer) -> None:
-    """An operator who wonders about the timeout of session_control finds it, and that nothing obeys it."""
-    identity = types_pb2.Identity(
-        session_control=types_pb2.SessionControl(session_id="conv-7f3a", action="open", timeout=300)
-    )
-    request = service_pb2.EnrichRequest(phase=types_pb2.PHASE_PREFILL, identity=identity)
-    async with grpc.aio.insecure_channel(sidecar.target) as channel:
-        stub = service_pb2_grpc.RoutingHintsServiceStub(channel)
-        explained = await stub.Explain(service_pb2.ExplainRequest(request=request))
+async def test_explain_shows_the_timeout_that_has_no_effect(hints: HintsStub) -> None:
+    """For an operator who wonders about the timeout of `session_control`."""
+    control = types_pb2.SessionControl(session_id="conv-7f3a", action="open", timeout=300)
+    request = make_request(identity=types_pb2.Identity(session_control=control))
+    explained = await hints.Explain(service_pb2.ExplainRequest(request=request))
     taken = [
         carrier for carrier in explained.carriers if carrier.verdict == service_pb2.CARRIER_VERDICT_TAKEN
     ]

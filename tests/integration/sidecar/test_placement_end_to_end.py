@@ -1,4 +1,4 @@
-"""Conversations on engines without any router that pins: client, real sidecar process, engine stand-in."""
+"""Conversations on engines without any router that pins: client, real sidecar process, fake engine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from examples.fake_engine import CONVERSATION_PARAMS, RANK_ONLY, StandInLLM, install
+from examples.fake_engine import CONVERSATION_PARAMS, RANK_ONLY, EngineCall, FakeLLM, install
 from tests.support.rows import PATIENT_S
 from tests.support.sidecar import SidecarProcess
+from tests.support.wait import wait_until
 from worker_client import (
     AdpRouter,
     Affinity,
     ClientConfig,
-    Decision,
     EngineProfile,
     Origin,
     Phase,
+    PlacementState,
+    Plan,
     RankDirective,
     RankSource,
     RoutingHintClient,
@@ -32,16 +34,20 @@ _CONVERSATIONS = 9
 _TURNS = 4
 
 
-class Fleet:
-    """Conversations whose turns run together on one engine; each conversation's ranks are remembered."""
+class ConversationsHarness:
+    """Conversations whose turns run together on one engine.
 
-    def __init__(self, llm: StandInLLM, phase: Phase) -> None:
+    Attributes:
+        calls: the engine's calls, by conversation.
+        plans: the plans, by conversation.
+    """
+
+    def __init__(self, llm: FakeLLM, phase: Phase, **profile: Any) -> None:
         self.llm = llm
-        self.ranks: list[list[int]] = [[] for _ in range(_CONVERSATIONS)]
-        self.cached: list[list[int]] = [[] for _ in range(_CONVERSATIONS)]
-        self.plans: list[list[Any]] = [[] for _ in range(_CONVERSATIONS)]
+        self.calls: list[list[EngineCall]] = [[] for _ in range(_CONVERSATIONS)]
+        self.plans: list[list[Plan]] = [[] for _ in range(_CONVERSATIONS)]
         self._phase = phase
-        self._profile = EngineProfile.detect(llm)
+        self._profile = EngineProfile.detect(llm, **profile)
         self._prompts = [[number] * 20 for number in range(_CONVERSATIONS)]
         self._random = random.Random(6)  # noqa: S311
 
@@ -54,7 +60,7 @@ class Fleet:
     async def _run(self, client: RoutingHintClient, number: int) -> None:
         prompt = self._prompts[number]
         prompt += [number] * self._random.randrange(10, 100)
-        turn = len(self.ranks[number])
+        turn = len(self.calls[number])
         request = {
             "token_ids": list(prompt),
             "routing": {"session_control": {"session_id": f"conversation-{number}"}},
@@ -70,11 +76,13 @@ class Fleet:
             async for output in result:
                 plan.observe(output)
         call = next(call for call in self.llm.calls if call.request_id == result.request_id)
-        assert call.rank is not None
-        assert call.cached_tokens is not None
-        self.ranks[number].append(call.rank)
-        self.cached[number].append(call.cached_tokens)
+        self.calls[number].append(call)
         self.plans[number].append(plan)
+
+    @property
+    def ranks(self) -> list[list[int | None]]:
+        """The ranks that the turns ran on, by conversation."""
+        return [[call.rank for call in calls] for calls in self.calls]
 
     def count_moves(self) -> list[int]:
         """By conversation, the turns that ran on another rank than the turn before."""
@@ -93,32 +101,32 @@ def _make_client(target: str, **settings: Any) -> RoutingHintClient:
 
 
 @pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.AGGREGATED])
-async def test_conversations_stay_on_their_ranks(
+async def test_every_turn_returns_to_its_rank_and_finds_its_prefix(
     phase: Phase, start_sidecar_process: Callable[..., SidecarProcess]
 ) -> None:
-    """Every turn after the first returns to its rank and finds its prefix; all ranks are used."""
+    """On an engine that pins nothing; all ranks are used."""
     with install(RANK_ONLY):
-        fleet = Fleet(StandInLLM(RANK_ONLY, 4), phase)
+        fleet = ConversationsHarness(FakeLLM(RANK_ONLY, 4), phase)
         async with _make_client(start_sidecar_process().target) as client:
             for _ in range(_TURNS):
                 await fleet.run_turn(client)
     assert fleet.count_moves() == [0] * _CONVERSATIONS
     assert {ranks[0] for ranks in fleet.ranks} == {0, 1, 2, 3}
-    assert all(min(cached[1:]) > 0 for cached in fleet.cached)
-    for plans, ranks in zip(fleet.plans, fleet.ranks, strict=True):
-        assert [plan.answer.decision for plan in plans] == [Decision.NEW] + [Decision.RETAINED] * 3
-        sent = [plan.params.kwargs["scheduling_params"] for plan in plans]
+    for plans, calls, ranks in zip(fleet.plans, fleet.calls, fleet.ranks, strict=True):
+        assert min(call.cached_tokens or 0 for call in calls[1:]) > 0
+        states = [plan.decision.placement for plan in plans]
+        assert states == [PlacementState.NEW] + [PlacementState.RETAINED] * 3
+        sent = [call.kwargs["scheduling_params"] for call in calls]
         assert [(params.attention_dp_rank, params.attention_dp_relax) for params in sent] == [
             (rank, True) for rank in ranks
         ]
 
 
-async def test_placement_is_said_and_confirmed_once(
+async def test_the_worker_logs_once_that_ranks_are_placed_and_once_that_they_are_kept(
     start_sidecar_process: Callable[..., SidecarProcess],
 ) -> None:
-    """The worker's log says that ranks are placed though no id is set, and that they are kept."""
     with install(RANK_ONLY), structlog.testing.capture_logs() as lines:
-        fleet = Fleet(StandInLLM(RANK_ONLY, 4), Phase.PREFILL)
+        fleet = ConversationsHarness(FakeLLM(RANK_ONLY, 4), Phase.PREFILL)
         async with _make_client(start_sidecar_process().target) as client:
             for _ in range(2):
                 await fleet.run_turn(client)
@@ -131,45 +139,43 @@ async def test_placement_is_said_and_confirmed_once(
     assert active["attention_dp_rank_forced"] is False
 
 
-async def test_without_the_sidecar_they_move() -> None:
-    """The same turns on the same engine scatter when nobody places them."""
+async def test_without_placement_the_same_turns_move() -> None:
+    """The control."""
     with install(RANK_ONLY):
-        fleet = Fleet(StandInLLM(RANK_ONLY, 4), Phase.AGGREGATED)
+        fleet = ConversationsHarness(FakeLLM(RANK_ONLY, 4), Phase.AGGREGATED)
         async with _make_client("unix:/nowhere", affinity=Affinity.OFF) as client:
             for _ in range(_TURNS):
                 await fleet.run_turn(client)
     assert sum(fleet.count_moves()) > _CONVERSATIONS
 
 
-async def test_a_recording_engine_takes_the_first_rank_and_keeps_it(
+async def test_an_engine_that_records_the_first_rank_gets_it_once_and_keeps_it(
     start_sidecar_process: Callable[..., SidecarProcess],
 ) -> None:
-    """With a conversation router that records, only first turns carry a rank, and every turn stays on it."""
     with install(CONVERSATION_PARAMS):
-        llm = StandInLLM(CONVERSATION_PARAMS, 4, router="conversation", records_first_rank=True)
-        fleet = Fleet(llm, Phase.PREFILL)
-        fleet._profile = EngineProfile.detect(llm, records_first_rank=True)
+        llm = FakeLLM(CONVERSATION_PARAMS, 4, router="conversation", records_first_rank=True)
+        fleet = ConversationsHarness(llm, Phase.PREFILL, records_first_rank=True)
         async with _make_client(start_sidecar_process().target) as client:
             for _ in range(_TURNS):
                 await fleet.run_turn(client)
     assert fleet.count_moves() == [0] * _CONVERSATIONS
     for plans, ranks in zip(fleet.plans, fleet.ranks, strict=True):
-        assert plans[0].answer.dp_rank == ranks[0]
+        assert plans[0].decision.dp_rank == ranks[0]
         assert [plan.applied_directive for plan in plans] == [RankDirective.PLACE] + [
             RankDirective.WITHHOLD
         ] * 3
 
 
-async def _await_answer(client: RoutingHintClient) -> None:
-    """Returns once the sidecar answers again; asks about an engine that has nothing to do with the test."""
+async def _await_sidecar(client: RoutingHintClient) -> None:
+    """Returns once the sidecar decides again; by requests to an engine that is not the test's."""
     profile = EngineProfile(adp_router=AdpRouter.DEFAULT, dp_size=2)
-    for _ in range(3_000):
+
+    async def is_back() -> bool:
         plan = await client.plan({"token_ids": [1]}, phase=Phase.PREFILL, engine=profile)
         plan.finish()
-        if plan.answer.origin is Origin.SIDECAR:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the sidecar does not answer")
+        return plan.decision.origin is Origin.SIDECAR
+
+    await wait_until(is_back, "a decision of the restarted sidecar")
 
 
 @pytest.mark.parametrize("dead_turns", [0, 1])
@@ -177,9 +183,9 @@ async def _await_answer(client: RoutingHintClient) -> None:
 async def test_a_kill_moves_nothing_that_the_worker_remembers(
     kill_after: int, dead_turns: int, start_sidecar_process: Callable[..., SidecarProcess]
 ) -> None:
-    """Conversations keep their ranks over a kill, over turns without a sidecar, and over its return."""
+    """Over the kill, over turns without a sidecar, and over its return."""
     with install(RANK_ONLY):
-        fleet = Fleet(StandInLLM(RANK_ONLY, 4), Phase.PREFILL)
+        fleet = ConversationsHarness(FakeLLM(RANK_ONLY, 4), Phase.PREFILL)
         process = start_sidecar_process()
         async with _make_client(process.target) as client:
             for _ in range(kill_after):
@@ -189,20 +195,20 @@ async def test_a_kill_moves_nothing_that_the_worker_remembers(
             for _ in range(dead_turns):
                 await fleet.run_turn(client)
             start_sidecar_process()
-            await _await_answer(client)
+            await _await_sidecar(client)
             for _ in range(2):
                 await fleet.run_turn(client)
     assert fleet.count_moves() == [0] * _CONVERSATIONS
-    assert {plans[-1].answer.decision for plans in fleet.plans} == {Decision.RETAINED}
+    assert {plans[-1].decision.placement for plans in fleet.plans} == {PlacementState.RETAINED}
 
 
 @pytest.mark.parametrize("kill_after", [1, 2])
-async def test_a_kill_moves_what_nobody_remembers_at_most_once(
+async def test_a_kill_moves_a_conversation_that_nobody_remembers_at_most_once(
     kill_after: int, start_sidecar_process: Callable[..., SidecarProcess]
 ) -> None:
-    """A worker without memory loses a conversation's rank once; from then on it is kept again."""
+    """The control: without the worker's memory its rank is lost, and kept again from then on."""
     with install(RANK_ONLY):
-        fleet = Fleet(StandInLLM(RANK_ONLY, 4), Phase.PREFILL)
+        fleet = ConversationsHarness(FakeLLM(RANK_ONLY, 4), Phase.PREFILL)
         process = start_sidecar_process()
         async with _make_client(process.target, memory_entries=0) as client:
             for _ in range(kill_after):
@@ -210,7 +216,7 @@ async def test_a_kill_moves_what_nobody_remembers_at_most_once(
             process.signal(signal.SIGKILL)
             process.wait()
             start_sidecar_process()
-            await _await_answer(client)
+            await _await_sidecar(client)
             for _ in range(3):
                 await fleet.run_turn(client)
     assert max(fleet.count_moves()) <= 1
@@ -220,9 +226,9 @@ async def test_a_kill_moves_what_nobody_remembers_at_most_once(
 async def test_a_kill_in_the_middle_of_a_turn_moves_nothing_that_the_worker_remembers(
     start_sidecar_process: Callable[..., SidecarProcess],
 ) -> None:
-    """Questions that are under way when the sidecar dies are answered from memory, on the same ranks."""
+    """Requests that wait when the sidecar dies are decided from memory, on the same ranks."""
     with install(RANK_ONLY):
-        fleet = Fleet(StandInLLM(RANK_ONLY, 4), Phase.PREFILL)
+        fleet = ConversationsHarness(FakeLLM(RANK_ONLY, 4), Phase.PREFILL)
         process = start_sidecar_process()
         async with _make_client(process.target) as client:
             await fleet.run_turn(client)
@@ -233,7 +239,7 @@ async def test_a_kill_in_the_middle_of_a_turn_moves_nothing_that_the_worker_reme
             process.wait()
             await turn
             start_sidecar_process()
-            await _await_answer(client)
+            await _await_sidecar(client)
             await fleet.run_turn(client)
     assert fleet.count_moves() == [0] * _CONVERSATIONS
-    assert {plans[1].answer.origin for plans in fleet.plans} == {Origin.MEMORY}
+    assert {plans[1].decision.origin for plans in fleet.plans} == {Origin.MEMORY}

@@ -6,17 +6,26 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
 
-from routing_hints.v1 import admin_pb2, admin_pb2_grpc, service_pb2, service_pb2_grpc, types_pb2
-from tests.support.sidecar import SidecarProcess
+from routing_hints.v1 import admin_pb2, service_pb2, types_pb2
+from tests.support.messages import (
+    CONVERSATION,
+    PINNING_ENGINE,
+    AdminStub,
+    HintsStub,
+    OpenChannel,
+    WorkerStream,
+    make_request,
+)
+from tests.support.sidecar import SidecarProcess, read_metric
+from tests.support.wait import wait_until
 from worker_client import (
     AdpRouter,
     ClientConfig,
@@ -30,9 +39,8 @@ from worker_client import (
 ON = "operational: {mode: on}\n"
 SHADOW = "operational: {mode: shadow}\n"
 BROKEN = "operational: {mode: onn}\n"
-_ENGINE = types_pb2.EngineProfile(
-    dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS, adp_router=types_pb2.ADP_ROUTER_CONVERSATION
-)
+ACME = "order: [{header: X-Acme}, conversation_id]"
+_make_request = partial(make_request, engine=PINNING_ENGINE)
 
 
 class ConfigMap:
@@ -67,191 +75,153 @@ def sidecar(start_sidecar_process: Callable[..., SidecarProcess], config: Config
     return start_sidecar_process("--policy", str(config.path))
 
 
-@pytest.fixture
-async def channel(sidecar: SidecarProcess) -> AsyncIterator[grpc.aio.Channel]:
-    """A connection to it."""
-    async with grpc.aio.insecure_channel(sidecar.target) as opened:
-        yield opened
+async def _get_policy(admin: AdminStub) -> admin_pb2.GetPolicyResponse:
+    shown: admin_pb2.GetPolicyResponse = await admin.GetPolicy(admin_pb2.GetPolicyRequest())
+    return shown
 
 
-def _batch(seq: int) -> service_pb2.EnrichStreamRequest:
-    request = service_pb2.EnrichRequest(
-        request_id=f"r-{seq}",
-        phase=types_pb2.PHASE_PREFILL,
-        identity=types_pb2.Identity(headers={"x-session-id": "conv-7f3a"}),
-        engine=_ENGINE,
-    )
-    return service_pb2.EnrichStreamRequest(items=[service_pb2.EnrichItem(seq=seq, request=request)])
+async def _schedule(config: ConfigMap, sidecar: SidecarProcess) -> datetime:
+    """Announces another identity policy; returns the moment from which it holds."""
+    moment = datetime.now(timezone.utc) + timedelta(seconds=5)
+    config.write(f"next_identity: {{effective_at: '{moment.isoformat()}', {ACME}}}\n")
+    sidecar.signal(signal.SIGHUP)
+    await asyncio.to_thread(sidecar.wait_for_line, "policy_loaded")
+    return moment
 
 
-async def _get_policy(channel: grpc.aio.Channel) -> admin_pb2.GetPolicyResponse:
-    return await admin_pb2_grpc.RoutingHintsAdminServiceStub(channel).GetPolicy(admin_pb2.GetPolicyRequest())
-
-
-async def _open_stream(
-    channel: grpc.aio.Channel,
-) -> tuple[grpc.aio.StreamStreamCall, service_pb2.ClientPolicy]:
-    stream = service_pb2_grpc.RoutingHintsServiceStub(channel).EnrichStream()
-    await stream.write(service_pb2.EnrichStreamRequest(hello=service_pb2.StreamHello(worker_id="w")))
-    return stream, (await stream.read()).policy
-
-
-async def test_an_idle_stream_hears_of_a_new_policy(channel: grpc.aio.Channel, config: ConfigMap) -> None:
-    """A swapped link is seen without a signal, and pushed to a worker that asks nothing."""
-    stream, first = await _open_stream(channel)
+async def test_a_new_policy_is_pushed_to_an_idle_stream(stream: WorkerStream, config: ConfigMap) -> None:
+    """A swapped link is a change, and needs no signal."""
+    first = await stream.open()
     config.write(SHADOW)
-    message = await stream.read()
-    assert message.policy.revision != first.revision
-    assert message.policy.identity_epoch == first.identity_epoch
-    assert list(message.policy.local_sources) == []
-    assert list(message.results) == []
-    stream.cancel()
+    pushed = await stream.read_policy()
+    assert pushed.revision != first.revision
+    assert pushed.identity_epoch == first.identity_epoch
+    assert list(pushed.local_sources) == []
 
 
-async def test_a_change_under_load_fails_no_request(channel: grpc.aio.Channel, config: ConfigMap) -> None:
-    """Every request is answered, by the old policy or by the new one, and each answer says by which."""
-    stream, first = await _open_stream(channel)
+async def test_a_change_under_load_fails_no_request(stream: WorkerStream, config: ConfigMap) -> None:
+    """Each is decided by the old policy or by the new one, and each decision says by which."""
+    first = await stream.open()
     revisions: list[str] = []
-    changed = False
-    seq = 0
-    while len(set(revisions)) < 2 or revisions[-1] == first.revision:
-        seq += 1
-        await stream.write(_batch(seq))
-        message = await stream.read()
-        while not message.results:
-            message = await stream.read()
-        (result,) = message.results
-        assert result.WhichOneof("outcome") == "response"
-        assert result.response.identity_epoch == first.identity_epoch
-        shadows = "mode-shadow" in result.response.notices
-        assert shadows is (result.response.policy_revision != first.revision)
-        revisions.append(result.response.policy_revision)
-        if seq == 20 and not changed:
-            changed = True
+
+    async def is_changed() -> bool:
+        (decision,) = await stream.enrich(_make_request())
+        assert decision.identity_epoch == first.identity_epoch
+        shadows = "mode-shadow" in decision.notices
+        assert shadows is (decision.policy_revision != first.revision)
+        revisions.append(decision.policy_revision)
+        if len(revisions) == 20:
             config.write(SHADOW)
-    assert revisions[0] == first.revision
-    assert revisions == sorted(revisions, key=lambda revision: revision != first.revision), "it changes once"
-    stream.cancel()
+        return shadows
+
+    await wait_until(is_changed, lambda: f"the change, over {len(revisions)} requests", pause_s=0)
+    for _ in range(20):
+        await is_changed()
+    assert [revision for revision, _ in groupby(revisions)] == [first.revision, revisions[-1]]
 
 
 async def test_a_broken_file_changes_nothing(
-    channel: grpc.aio.Channel, config: ConfigMap, sidecar: SidecarProcess
+    stream: WorkerStream, admin: AdminStub, config: ConfigMap, sidecar: SidecarProcess
 ) -> None:
-    """Answers stay as they were; log, counter and GetPolicy say what is wrong until a good file comes."""
-    stream, first = await _open_stream(channel)
+    """Log, counter and GetPolicy say what is wrong until a good file comes."""
+    first = await stream.open()
     config.write(BROKEN)
     sidecar.signal(signal.SIGHUP)
     await asyncio.to_thread(sidecar.wait_for_line, "policy_rejected")
-    await stream.write(_batch(1))
-    answered = await stream.read()
-    assert answered.results[0].response.policy_revision == first.revision
-    assert answered.results[0].response.hints.conversation_id == "conv-7f3a"
-    shown = await _get_policy(channel)
+    (decision,) = await stream.enrich(_make_request())
+    assert decision.policy_revision == first.revision
+    assert decision.hints.conversation_id == CONVERSATION
+    shown = await _get_policy(admin)
     assert shown.revision == first.revision
     assert shown.last_error == "operational.mode: Input should be 'on', 'shadow' or 'off'"
-    admin = admin_pb2_grpc.RoutingHintsAdminServiceStub(channel)
-    counters = (await admin.GetStats(admin_pb2.GetStatsRequest())).counters
-    rejected = [c.value for c in counters if c.name == "policy_reloads" and c.labels["outcome"] == "rejected"]
-    assert len(rejected) == 1
-    assert rejected[0] >= 1
+    reloads = await read_metric(admin, "policy_reloads")
+    assert set(reloads) == {"rejected"}
+    assert await read_metric(admin, "policy_rejected") == {"": 1}
     config.write(SHADOW)
-    assert (await stream.read()).policy.revision != first.revision
-    assert (await _get_policy(channel)).last_error == ""
-    stream.cancel()
+    assert (await stream.read_policy()).revision != first.revision
+    assert (await _get_policy(admin)).last_error == ""
+    assert await read_metric(admin, "policy_rejected") == {"": 0}
 
 
-async def test_a_signal_reloads(
-    channel: grpc.aio.Channel, config: ConfigMap, sidecar: SidecarProcess
+async def test_sighup_reads_the_file_again(
+    admin: AdminStub, config: ConfigMap, sidecar: SidecarProcess
 ) -> None:
-    """SIGHUP does not end the process, and reads the file again."""
     sidecar.signal(signal.SIGHUP)
     await asyncio.to_thread(sidecar.wait_for_line, "policy_unchanged")
     config.write(SHADOW)
     sidecar.signal(signal.SIGHUP)
     await asyncio.to_thread(sidecar.wait_for_line, "policy_loaded")
-    assert "mode: shadow" in (await _get_policy(channel)).yaml
+    assert "mode: shadow" in (await _get_policy(admin)).yaml
 
 
 async def test_the_identity_part_changes_at_its_moment(
-    channel: grpc.aio.Channel, config: ConfigMap, sidecar: SidecarProcess
+    stream: WorkerStream, config: ConfigMap, sidecar: SidecarProcess
 ) -> None:
-    """The stream hears of the names of both parts first, and then of the new epoch, with no further file."""
-    stream, first = await _open_stream(channel)
-    moment = datetime.now(timezone.utc) + timedelta(seconds=5)
-    order = "order: [{header: X-Acme}, conversation_id]"
-    config.write(f"next_identity: {{effective_at: '{moment.isoformat()}', {order}}}\n")
-    sidecar.signal(signal.SIGHUP)
-    announced = (await stream.read()).policy
+    """The stream gets the names of both parts first, and then the new epoch, with no further file."""
+    first = await stream.open()
+    moment = await _schedule(config, sidecar)
+    announced = await stream.read_policy()
     assert (announced.identity_epoch, announced.revision) == (first.identity_epoch, first.revision)
     assert set(announced.identity_headers) == {*first.identity_headers, "x-acme"}
-    swapped = (await stream.read()).policy
+    changed = await stream.read_policy()
     assert datetime.now(timezone.utc) >= moment
-    assert swapped.identity_epoch != first.identity_epoch
-    assert swapped.revision != first.revision
-    assert list(swapped.identity_headers) == ["x-acme", "x-tenant-id"]
-    await stream.write(_batch(1))
-    answer = (await stream.read()).results[0].response
-    assert answer.identity_epoch == swapped.identity_epoch
-    assert answer.source == types_pb2.IDENTITY_SOURCE_NONE
-    stream.cancel()
+    assert changed.identity_epoch != first.identity_epoch
+    assert changed.revision != first.revision
+    assert list(changed.identity_headers) == ["x-acme", "x-tenant-id"]
+    (decision,) = await stream.enrich(_make_request())
+    assert decision.identity_epoch == changed.identity_epoch
+    assert decision.source == types_pb2.IDENTITY_SOURCE_NONE
 
 
-async def _name_until_changed(
-    name: Callable[[], Awaitable[service_pb2.EnrichResponse]],
+async def _enrich_until_changed(
+    enrich: Callable[[], Awaitable[service_pb2.EnrichResponse]],
 ) -> list[tuple[str, str, str]]:
-    """Revision, epoch and id of each answer, until a hundred of the second epoch have come."""
+    """Revision, epoch and id of each decision, until a hundred of the second epoch have come."""
     seen: list[tuple[str, str, str]] = []
-    while sum(answer[1] != seen[0][1] for answer in seen) < 100:
-        answer = await name()
-        seen.append((answer.policy_revision, answer.identity_epoch, answer.hints.conversation_id))
+
+    async def is_changed() -> bool:
+        decision = await enrich()
+        seen.append((decision.policy_revision, decision.identity_epoch, decision.hints.conversation_id))
+        return seen[-1][1] != seen[0][1]
+
+    await wait_until(is_changed, "the second epoch", pause_s=0)
+    for _ in range(100):
+        await is_changed()
     return seen
 
 
 async def test_an_identity_change_under_load_fails_no_request(
-    channel: grpc.aio.Channel, config: ConfigMap, sidecar: SidecarProcess
+    hints: HintsStub, config: ConfigMap, sidecar: SidecarProcess
 ) -> None:
-    """Each stream and unary caller gets the old name by the old epoch, and from one answer on the new."""
-    request = service_pb2.EnrichRequest(
-        phase=types_pb2.PHASE_PREFILL,
-        identity=types_pb2.Identity(headers={"x-session-id": "old-name", "X-Acme": "new-name"}),
-        engine=_ENGINE,
-    )
-    moment = datetime.now(timezone.utc) + timedelta(seconds=5)
-    order = "order: [{header: X-Acme}, conversation_id]"
-    config.write(f"next_identity: {{effective_at: '{moment.isoformat()}', {order}}}\n")
-    sidecar.signal(signal.SIGHUP)
-    await asyncio.to_thread(sidecar.wait_for_line, "policy_loaded")
+    """Streams and single calls get the old id by the old epoch, and from one decision on the new."""
+    request = _make_request(identity=types_pb2.Identity(headers={"x-session-id": "old", "X-Acme": "new"}))
+    streams = [WorkerStream(hints) for _ in range(3)]
+    for stream in streams:
+        await stream.open()
+    await _schedule(config, sidecar)
 
-    async def ask_by_stream() -> list[tuple[str, str, str]]:
-        stream, _ = await _open_stream(channel)
+    def enrich_by(stream: WorkerStream) -> Callable[[], Awaitable[service_pb2.EnrichResponse]]:
+        async def enrich() -> service_pb2.EnrichResponse:
+            return (await stream.enrich(request))[0]
 
-        async def name() -> service_pb2.EnrichResponse:
-            item = service_pb2.EnrichItem(seq=1, request=request)
-            await stream.write(service_pb2.EnrichStreamRequest(items=[item]))
-            message = await stream.read()
-            while not message.results:
-                message = await stream.read()
-            assert message.results[0].WhichOneof("outcome") == "response"
-            return message.results[0].response
+        return enrich
 
-        seen = await _name_until_changed(name)
-        stream.cancel()
-        return seen
-
-    enrich = service_pb2_grpc.RoutingHintsServiceStub(channel).Enrich
     runs = await asyncio.gather(
-        ask_by_stream(), ask_by_stream(), ask_by_stream(), _name_until_changed(lambda: enrich(request))
+        _enrich_until_changed(lambda: hints.Enrich(request)),
+        *(_enrich_until_changed(enrich_by(stream)) for stream in streams),
     )
-    steps = [[answer for answer, _ in groupby(seen)] for seen in runs]
-    assert [[name for _, _, name in each] for each in steps] == [["old-name", "new-name"]] * 4
+    steps = [[decision for decision, _ in groupby(seen)] for seen in runs]
+    assert [[conversation_id for _, _, conversation_id in each] for each in steps] == [["old", "new"]] * 4
     assert len({tuple(each) for each in steps}) == 1
     (old_revision, old_epoch, _), (new_revision, new_epoch, _) = steps[0]
     assert old_revision != new_revision
     assert old_epoch != new_epoch
+    for stream in streams:
+        stream.close()
 
 
 async def test_the_worker_client_follows_a_change(config: ConfigMap, sidecar: SidecarProcess) -> None:
-    """A client with an open stream sends a carrier as soon as the policy names it, and names no old id."""
+    """It sends a carrier as soon as the policy names it, and attaches no id of the old policy."""
     engine = EngineProfile(dialect=EngineDialect.CONVERSATION_PARAMS, adp_router=AdpRouter.CONVERSATION)
     settings = ClientConfig(
         target=f"unix://{sidecar.socket_path}", known_timeout_s=20.0, unknown_timeout_s=20.0
@@ -261,35 +231,38 @@ async def test_the_worker_client_follows_a_change(config: ConfigMap, sidecar: Si
 
         async def name_conversation() -> str | None:
             async with client.plan({}, phase=Phase.PREFILL, engine=engine, headers=headers) as plan:
-                assert plan.answer.origin is Origin.SIDECAR
+                assert plan.decision.origin is Origin.SIDECAR
                 return plan.conversation_id
 
         assert await name_conversation() == "old-name"
-        config.write("identity: {order: [{header: X-Acme}, conversation_id]}\n")
+        config.write(f"identity: {{{ACME}}}\n")
         sidecar.signal(signal.SIGHUP)
-        await asyncio.to_thread(sidecar.wait_for_line, "identity_changed_at_once")
-        names = [await name_conversation()]
-        while names[-1] is None:
-            # The question went out before the push arrived, without the new header.
-            names.append(await name_conversation())
-        assert names[-1] == "new-name"
-        assert set(names[:-1]) <= {None}
+        await asyncio.to_thread(sidecar.wait_for_line, "identity_policy_changed_without_schedule")
+        # A request that goes out before the push arrives is without the new header.
+        assert await wait_until(name_conversation, "an id by the new policy") == "new-name"
 
 
-async def test_a_change_does_not_disturb_a_stream_whose_peer_is_gone(
-    config: ConfigMap, sidecar: SidecarProcess
+async def test_a_change_logs_nothing_about_streams_whose_peers_are_gone(
+    config: ConfigMap, sidecar: SidecarProcess, open_channel: OpenChannel
 ) -> None:
-    """Streams that were cut in any state leave no line in the log when the policy changes."""
-    async with grpc.aio.insecure_channel(sidecar.target) as channel:
-        for _ in range(20):
-            stream, _ = await _open_stream(channel)
-            stream.cancel()
-        kept, _ = await _open_stream(channel)
-        config.write(SHADOW)
-        sidecar.signal(signal.SIGHUP)
-        await kept.read()
-        kept.cancel()
+    hints = HintsStub(await open_channel(sidecar.target))
+    streams = [WorkerStream(hints) for _ in range(21)]
+    for stream in streams:
+        await stream.open()
+    kept = streams.pop()
+    for stream in streams:
+        stream.close()
+    config.write(SHADOW)
+    sidecar.signal(signal.SIGHUP)
+    await kept.read_policy()
+    kept.close()
     sidecar.signal(signal.SIGTERM)
     assert await asyncio.to_thread(sidecar.wait) == 0
     events = [json.loads(line)["event"] for line in sidecar.lines]
-    assert set(events) == {"sidecar_started", "policy_loaded", "sidecar_draining", "sidecar_stopped"}
+    assert [event for event, _ in groupby(events)] == [
+        "sidecar_started",
+        "stream_opened",
+        "policy_loaded",
+        "sidecar_draining",
+        "sidecar_stopped",
+    ]

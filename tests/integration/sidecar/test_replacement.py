@@ -1,4 +1,4 @@
-"""Replacing the sidecar under a worker's load: real processes, a real client, an engine stand-in."""
+"""Replacing the sidecar under a worker's load: real processes, a real client, a fake engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,17 @@ import pytest
 
 from tests.support.sidecar import SidecarProcess
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+_TIMEOUT_S = 30.0
 Start = Callable[..., SidecarProcess]
 Report = dict[str, Any]
 
 
-class Worker:
+class WorkerHarness:
     """A running `tests/support/load_worker.py`."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        command = [sys.executable, str(ROOT / "tests" / "fixtures" / "load_worker.py")]
+        command = [sys.executable, str(ROOT / "tests" / "support" / "load_worker.py")]
         search = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             command,
@@ -39,17 +41,25 @@ class Worker:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def await_report(self, is_wanted: Callable[[Report], bool]) -> Report:
+    def await_report(self, is_wanted: Callable[[Report], bool], what: str = "a report") -> Report:
         """Waits until the worker reports what is wanted."""
-        while True:
-            report = self._reports.get(timeout=30)
+        report: Report = {}
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            try:
+                report = self._reports.get(timeout=_TIMEOUT_S)
+            except queue.Empty:
+                break
             if is_wanted(report):
                 return report
+        raise AssertionError(f"waited {_TIMEOUT_S:g} s for {what}; the worker reports {report}")
 
-    def await_answers(self, origin: str, more: int) -> Report:
+    def await_plans(self, origin: str, more: int) -> Report:
         """Waits for so many further plans of one origin."""
-        so_far = self.await_report(lambda _: True)["plans"].get(origin, 0)
-        return self.await_report(lambda report: report["plans"].get(origin, 0) >= so_far + more)
+        wanted = self.await_report(lambda _: True)["plans"].get(origin, 0) + more
+        return self.await_report(
+            lambda report: report["plans"].get(origin, 0) >= wanted, f"{wanted} plans of origin {origin}"
+        )
 
     def stop(self) -> Report:
         """Stops it; returns its last report."""
@@ -73,13 +83,15 @@ class Worker:
 
 
 @pytest.fixture
-def start_worker(socket_folder: Path, sidecar_environment: dict[str, str]) -> Iterator[Callable[..., Worker]]:
+def start_worker(
+    socket_folder: Path, sidecar_environment: dict[str, str]
+) -> Iterator[Callable[..., WorkerHarness]]:
     """Starts workers of the sidecars of `start_sidecar_process`; variables are those of the client."""
-    started: list[Worker] = []
+    started: list[WorkerHarness] = []
 
-    def start(**variables: str) -> Worker:
+    def start(**variables: str) -> WorkerHarness:
         target = {"ROUTING_HINTS_TARGET": f"unix://{socket_folder}/sidecar.sock"}
-        started.append(Worker({**sidecar_environment, **target, **variables}))
+        started.append(WorkerHarness({**sidecar_environment, **target, **variables}))
         return started[-1]
 
     yield start
@@ -87,64 +99,65 @@ def start_worker(socket_folder: Path, sidecar_environment: dict[str, str]) -> It
         worker.kill()
 
 
-def test_a_rolling_replacement_is_not_felt(
-    start_sidecar_process: Start, start_worker: Callable[..., Worker]
+def _check_unaffected(report: Report) -> None:
+    assert (report["last_error"], report["moved"], report["without_id"]) == ("", 0, 0)
+    assert report["failures"] == 0
+
+
+def test_a_rolling_replacement_fails_no_request_and_moves_no_conversation(
+    start_sidecar_process: Start, start_worker: Callable[..., WorkerHarness]
 ) -> None:
-    """Three sidecars in turn, each drained by SIGTERM: no request fails, and every conversation stays."""
+    """Three sidecars in turn, each drained by SIGTERM."""
     sidecar = start_sidecar_process()
     worker = start_worker()
     for _ in range(2):
-        worker.await_answers("sidecar", 200)
+        worker.await_plans("sidecar", 200)
         sidecar.signal(signal.SIGTERM)
         assert sidecar.wait() == 0
-        worker.await_answers("memory", 50)
+        worker.await_plans("memory", 50)
         sidecar = start_sidecar_process()
-    worker.await_answers("sidecar", 200)
-    report = worker.stop()
-    assert (report["failures"], report["moved"], report["without_id"]) == (0, 0, 0)
+    worker.await_plans("sidecar", 200)
+    _check_unaffected(worker.stop())
 
 
-def test_a_killed_and_a_stopped_sidecar_are_not_felt(
-    start_sidecar_process: Start, start_worker: Callable[..., Worker]
+def test_a_killed_and_a_hanging_sidecar_fail_no_request_and_move_no_conversation(
+    start_sidecar_process: Start, start_worker: Callable[..., WorkerHarness]
 ) -> None:
-    """Neither `kill -9` nor a process that hangs fails a request or moves a conversation."""
     sidecar = start_sidecar_process()
     worker = start_worker()
-    worker.await_answers("sidecar", 200)
+    worker.await_plans("sidecar", 200)
     sidecar.signal(signal.SIGSTOP)
-    worker.await_answers("memory", 50)
+    worker.await_plans("memory", 50)
     sidecar.signal(signal.SIGCONT)
-    worker.await_answers("sidecar", 200)
+    worker.await_plans("sidecar", 200)
     sidecar.signal(signal.SIGKILL)
     sidecar.wait()
-    worker.await_answers("memory", 50)
-    report = worker.stop()
-    assert (report["failures"], report["moved"], report["without_id"]) == (0, 0, 0)
+    worker.await_plans("memory", 50)
+    _check_unaffected(worker.stop())
 
 
-def test_the_load_shows_requests_without_id(
-    start_sidecar_process: Start, start_worker: Callable[..., Worker]
+def test_the_worker_reports_requests_without_an_id(
+    start_sidecar_process: Start, start_worker: Callable[..., WorkerHarness]
 ) -> None:
-    """The control: with affinity off the same worker reports that every request lacks the id."""
+    """The control: with affinity off every request lacks it."""
     start_sidecar_process()
     worker = start_worker(ROUTING_HINTS_AFFINITY="off")
-    worker.await_answers("forwarded", 100)
+    worker.await_plans("forwarded", 100)
     report = worker.stop()
     assert report["without_id"] > 90
     assert report["failures"] == 0
 
 
 @pytest.mark.parametrize("off", ["mode: off", "rollout_percent: 0"])
-def test_off_needs_no_restart(
-    start_sidecar_process: Start, start_worker: Callable[..., Worker], tmp_path: Path, off: str
+def test_switching_affinity_off_in_the_policy_needs_no_restart(
+    start_sidecar_process: Start, start_worker: Callable[..., WorkerHarness], tmp_path: Path, off: str
 ) -> None:
-    """A worker that had ids attached sends none once the policy file says off; nothing is restarted."""
     policy = tmp_path / "policy.yaml"
     policy.write_text("operational: {mode: on}")
     start_sidecar_process("--policy", str(policy))
     worker = start_worker()
-    before = worker.await_answers("sidecar", 200)
+    before = worker.await_plans("sidecar", 200)
     assert before["without_id"] == 0
     policy.write_text(f"operational: {{{off}}}")
-    after = worker.await_report(lambda report: report["without_id"] > 100)
+    after = worker.await_report(lambda report: report["without_id"] > 100, "requests without an id")
     assert after["failures"] == 0

@@ -3,158 +3,118 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
-import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from routing_hints.v1 import admin_pb2, admin_pb2_grpc, service_pb2, service_pb2_grpc, types_pb2
-from tests.support.sidecar import SidecarServer
-
-_ENGINE = types_pb2.EngineProfile(
-    dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS,
-    adp_router=types_pb2.ADP_ROUTER_CONVERSATION,
-    dp_size=4,
+from routing_hints.v1 import admin_pb2, service_pb2, types_pb2
+from tests.support.messages import (
+    CONVERSATION,
+    CONVERSATION_HASH,
+    PINNING_ENGINE,
+    AdminStub,
+    HintsStub,
+    OpenChannel,
+    WorkerStream,
+    make_request,
 )
+from tests.support.sidecar import SidecarServer, get_stats, sum_metric
+
 _SERVICES = (service_pb2, "RoutingHintsService"), (admin_pb2, "RoutingHintsAdminService")
+_make_request = partial(make_request, engine=PINNING_ENGINE)
 
 
-def _request(session_id: str = "conv-7f3a", **fields: object) -> service_pb2.EnrichRequest:
-    return service_pb2.EnrichRequest(
-        **{  # type: ignore[arg-type]
-            "request_id": "request-1",
-            "phase": types_pb2.PHASE_PREFILL,
-            "identity": types_pb2.Identity(headers={"X-Session-ID": session_id}),
-            "engine": _ENGINE,
-            **fields,
-        }
-    )
-
-
-@pytest.fixture
-async def channel(sidecar: SidecarServer) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a sidecar with the embedded policy."""
-    async with grpc.aio.insecure_channel(sidecar.target) as channel:
-        yield channel
-
-
-@pytest.fixture
-def hints(channel: grpc.aio.Channel) -> service_pb2_grpc.RoutingHintsServiceStub:
-    """The request path."""
-    return service_pb2_grpc.RoutingHintsServiceStub(channel)
-
-
-@pytest.fixture
-def admin(channel: grpc.aio.Channel) -> admin_pb2_grpc.RoutingHintsAdminServiceStub:
-    """The admin service."""
-    return admin_pb2_grpc.RoutingHintsAdminServiceStub(channel)
-
-
-async def test_enrich_answers_with_id_and_directive(hints: service_pb2_grpc.RoutingHintsServiceStub) -> None:
-    """The whole answer to a request with a session header."""
-    answer = await hints.Enrich(_request())
-    assert answer.decision_id
-    assert len(answer.policy_revision) == len(answer.identity_epoch) == 12
-    answer.ClearField("decision_id")
-    answer.ClearField("policy_revision")
-    answer.ClearField("identity_epoch")
-    assert answer == service_pb2.EnrichResponse(
-        hints=types_pb2.RoutingHints(conversation_id="conv-7f3a", affinity_key="conv-7f3a"),
+async def test_enrich_responds_with_id_and_directive(hints: HintsStub) -> None:
+    decision = await hints.Enrich(_make_request())
+    assert decision.decision_id
+    assert len(decision.policy_revision) == len(decision.identity_epoch) == 12
+    decision.ClearField("decision_id")
+    decision.ClearField("policy_revision")
+    decision.ClearField("identity_epoch")
+    assert decision == service_pb2.EnrichResponse(
+        hints=types_pb2.RoutingHints(conversation_id=CONVERSATION, affinity_key=CONVERSATION),
         rank_directive=types_pb2.RANK_DIRECTIVE_WITHHOLD,
         source=types_pb2.IDENTITY_SOURCE_HEADER,
         source_detail="header:x-session-id",
-        decision=types_pb2.DECISION_NONE,
-        conversation_hash="7c5832ae00b4609f",
+        placement=types_pb2.PLACEMENT_STATE_NONE,
+        conversation_hash=CONVERSATION_HASH,
     )
 
 
-async def test_an_answer_without_an_id_has_no_hints(hints: service_pb2_grpc.RoutingHintsServiceStub) -> None:
-    """No identity is no error."""
-    answer = await hints.Enrich(_request(identity=None))
-    assert not answer.HasField("hints")
-    assert answer.source == types_pb2.IDENTITY_SOURCE_NONE
-    assert answer.rank_directive == types_pb2.RANK_DIRECTIVE_FORWARD
-    assert list(answer.notices) == ["no-conversation-id"]
+async def test_a_missing_identity_is_no_error_and_its_decision_has_no_hints(hints: HintsStub) -> None:
+    decision = await hints.Enrich(_make_request(identity=None))
+    assert not decision.HasField("hints")
+    assert decision.source == types_pb2.IDENTITY_SOURCE_NONE
+    assert decision.rank_directive == types_pb2.RANK_DIRECTIVE_FORWARD
+    assert list(decision.notices) == ["no-conversation-id"]
 
 
-async def test_legs_and_sidecars_agree_on_the_id(
-    start_sidecar: Callable[[], Awaitable[SidecarServer]],
+async def test_phases_and_sidecars_derive_the_same_id(
+    start_sidecar: Callable[[], Awaitable[SidecarServer]], open_channel: OpenChannel
 ) -> None:
-    """Both legs of a request and two sidecars derive the same id."""
     ids = set()
     for _ in range(2):
-        server = await start_sidecar()
-        async with grpc.aio.insecure_channel(server.target) as channel:
-            stub = service_pb2_grpc.RoutingHintsServiceStub(channel)
-            for phase in (types_pb2.PHASE_PREFILL, types_pb2.PHASE_DECODE):
-                answer = await stub.Enrich(_request("1", tenant="tenant-a", phase=phase))
-                ids.add(answer.hints.conversation_id)
+        hints = HintsStub(await open_channel((await start_sidecar()).target))
+        for phase in (types_pb2.PHASE_PREFILL, types_pb2.PHASE_DECODE):
+            decision = await hints.Enrich(_make_request("1", tenant="tenant-a", phase=phase))
+            ids.add(decision.hints.conversation_id)
     assert ids == {"rh1-a061aa27cd14682eec8ea9efe44a4101"}
 
 
-async def test_explain_is_not_recorded(
-    hints: service_pb2_grpc.RoutingHintsServiceStub, admin: admin_pb2_grpc.RoutingHintsAdminServiceStub
+async def test_an_explanation_is_the_decision_with_its_reasons_and_is_not_recorded(
+    hints: HintsStub, admin: AdminStub
 ) -> None:
-    """An explanation gives the answer, every carrier and the rules, and leaves no trace."""
-    explained = await hints.Explain(service_pb2.ExplainRequest(request=_request()))
-    assert explained.answer.decision_id == ""
+    before = (await get_stats(admin)).metrics
+    explained = await hints.Explain(service_pb2.ExplainRequest(request=_make_request()))
+    assert explained.decision.decision_id == ""
     verdicts = {carrier.name: carrier.verdict for carrier in explained.carriers}
     assert verdicts.pop("header:x-session-id") == service_pb2.CARRIER_VERDICT_TAKEN
     assert len(verdicts) > 30
     assert set(verdicts.values()) == {service_pb2.CARRIER_VERDICT_ABSENT}
     assert explained.rules[-1] == service_pb2.RuleTrace(rule="conversation-router-engine-rank", matched=True)
-    assert list((await admin.GetStats(admin_pb2.GetStatsRequest())).counters) == []
-    answer = await hints.Enrich(_request())
-    answer.ClearField("decision_id")
-    assert explained.answer == answer
+    assert (await get_stats(admin)).metrics == before
+    decision = await hints.Enrich(_make_request())
+    decision.ClearField("decision_id")
+    assert explained.decision == decision
 
 
-async def test_a_decision_is_shown_without_ids(
-    hints: service_pb2_grpc.RoutingHintsServiceStub, admin: admin_pb2_grpc.RoutingHintsAdminServiceStub
+async def test_a_decision_is_found_by_both_names_and_shown_without_ids(
+    hints: HintsStub, admin: AdminStub
 ) -> None:
-    """GetDecision finds it by both names and shows hash and directive, and no id."""
-    answer = await hints.Enrich(_request(worker_id="w"))
-    by_id = await admin.GetDecision(admin_pb2.GetDecisionRequest(decision_id=answer.decision_id))
+    decision = await hints.Enrich(_make_request(worker_id="w"))
+    by_id = await admin.GetDecision(admin_pb2.GetDecisionRequest(decision_id=decision.decision_id))
     by_request = await admin.GetDecision(admin_pb2.GetDecisionRequest(request_id="request-1"))
     assert by_id == by_request
     assert (by_id.request_id, by_id.worker_id, by_id.phase) == ("request-1", "w", types_pb2.PHASE_PREFILL)
     assert by_id.id_attached
     assert not by_id.HasField("finish")
-    answer.ClearField("hints")
-    assert by_id.answer == answer
+    decision.ClearField("hints")
+    assert by_id.decision == decision
 
 
-async def test_a_finish_is_shown_with_its_decision(
-    hints: service_pb2_grpc.RoutingHintsServiceStub, admin: admin_pb2_grpc.RoutingHintsAdminServiceStub
-) -> None:
-    """What the worker reported comes back as it was sent."""
-    stream = hints.EnrichStream()
-    await stream.write(
-        service_pb2.EnrichStreamRequest(
-            hello=service_pb2.StreamHello(worker_id="w", engine=_ENGINE),
-            items=[service_pb2.EnrichItem(seq=7, request=_request(engine=None))],
-        )
-    )
-    await stream.read()
+async def test_a_finish_report_is_shown_with_its_decision(admin: AdminStub, stream: WorkerStream) -> None:
+    await stream.open(PINNING_ENGINE)
+    await stream.enrich(make_request(engine_instance=PINNING_ENGINE.instance_id))
     finish = service_pb2.Finish(
         request_id="request-1",
         phase=types_pb2.PHASE_PREFILL,
         outcome=service_pb2.FINISH_OUTCOME_CANCELLED,
         applied_directive=types_pb2.RANK_DIRECTIVE_WITHHOLD,
         id_attached=True,
-        local_reason="late",
+        local_reason="sidecar-timed-out",
         observed_dp_rank=0,
         cached_tokens=128,
-        seq=7,
+        seq=stream.last_seq,
     )
-    await stream.write(service_pb2.EnrichStreamRequest(finishes=[finish]))
-    await stream.done_writing()
-    assert await stream.read() == grpc.aio.EOF
-    decision = await admin.GetDecision(admin_pb2.GetDecisionRequest(request_id="request-1"))
-    assert decision.finish == finish
+    await stream.finish(finish)
+    await stream.call.done_writing()
+    assert await stream.call.read() == grpc.aio.EOF
+    recorded = await admin.GetDecision(admin_pb2.GetDecisionRequest(request_id="request-1"))
+    assert recorded.finish == finish
 
 
 @pytest.mark.parametrize(
@@ -168,66 +128,58 @@ async def test_a_finish_is_shown_with_its_decision(
         (admin_pb2.ListConversationsRequest(page_token="x"), grpc.StatusCode.INVALID_ARGUMENT),  # noqa: S106
     ],
 )
-async def test_the_admin_service_refuses_what_it_has_not(
-    admin: admin_pb2_grpc.RoutingHintsAdminServiceStub, request_: object, code: grpc.StatusCode
+async def test_the_admin_service_refuses_unknown_names_and_bad_pages(
+    admin: AdminStub, request_: object, code: grpc.StatusCode
 ) -> None:
-    """An unknown name is NOT_FOUND and a bad page INVALID_ARGUMENT."""
     call = getattr(admin, type(request_).__name__.removesuffix("Request"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(request_)
     assert caught.value.code() is code
 
 
-async def test_the_table_of_conversations_is_empty(
-    admin: admin_pb2_grpc.RoutingHintsAdminServiceStub,
+async def test_while_the_sidecar_places_nothing_there_is_no_conversation_to_list_or_end(
+    admin: AdminStub,
 ) -> None:
-    """While the sidecar places on no leg, there is nothing to list and nothing to end."""
     listed = await admin.ListConversations(admin_pb2.ListConversationsRequest(page_size=1_000))
     assert listed == admin_pb2.ListConversationsResponse()
     ended = await admin.EndConversation(admin_pb2.EndConversationRequest(conversation_hash="x"))
     assert ended.ended == 0
 
 
-async def test_the_policy_in_force_is_shown(
-    start_sidecar: Callable[[str], Awaitable[SidecarServer]],
+async def test_get_policy_shows_the_whole_policy_with_its_hashes(
+    start_sidecar: Callable[[str], Awaitable[SidecarServer]], open_channel: OpenChannel
 ) -> None:
-    """GetPolicy shows the whole policy with its hashes."""
-    server = await start_sidecar("identity: {scope: off}")
-    async with grpc.aio.insecure_channel(server.target) as channel:
-        stub = admin_pb2_grpc.RoutingHintsAdminServiceStub(channel)
-        shown = await stub.GetPolicy(admin_pb2.GetPolicyRequest())
-        answer = await service_pb2_grpc.RoutingHintsServiceStub(channel).Enrich(_request())
+    channel = await open_channel((await start_sidecar("identity: {scope: off}")).target)
+    shown = await AdminStub(channel).GetPolicy(admin_pb2.GetPolicyRequest())
+    decision = await HintsStub(channel).Enrich(_make_request())
     assert "scope: 'off'" in shown.yaml
     assert "mode: 'on'" in shown.yaml
     assert (shown.origin, shown.last_error) == ("embedded", "")
-    assert (shown.revision, shown.identity_epoch) == (answer.policy_revision, answer.identity_epoch)
+    assert (shown.revision, shown.identity_epoch) == (decision.policy_revision, decision.identity_epoch)
     assert shown.loaded_at.seconds > 0
 
 
-async def test_stats_count_what_happened(
-    hints: service_pb2_grpc.RoutingHintsServiceStub, admin: admin_pb2_grpc.RoutingHintsAdminServiceStub
+async def test_get_stats_counts_what_happened(
+    hints: HintsStub, admin: AdminStub, stream: WorkerStream
 ) -> None:
-    """Decisions, notices, last requests, refusals and finishes are counted."""
-    await hints.Enrich(_request())
+    await hints.Enrich(_make_request())
     last = types_pb2.Identity(session_control=types_pb2.SessionControl(session_id="a", action="close"))
-    await hints.Enrich(_request(identity=last, engine=None))
+    await hints.Enrich(make_request(identity=last))
     with pytest.raises(grpc.aio.AioRpcError):
         await hints.Enrich(service_pb2.EnrichRequest())
-    stream = hints.EnrichStream()
-    await stream.write(
-        service_pb2.EnrichStreamRequest(
-            items=[service_pb2.EnrichItem(seq=1)],
-            finishes=[service_pb2.Finish(decision_id="x"), service_pb2.Finish(local_reason="x" * 257)],
-        )
+    await stream.exchange(
+        service_pb2.EnrichRequest(),
+        finishes=[service_pb2.Finish(decision_id="x"), service_pb2.Finish(local_reason="x" * 257)],
     )
-    await stream.read()
-    stats = await admin.GetStats(admin_pb2.GetStatsRequest())
-    assert stats.open_streams == 1
-    counted = {(c.name, *(f"{k}={c.labels[k]}" for k in sorted(c.labels))): c.value for c in stats.counters}
-    common = ("decision=none",)
+    counted = {
+        (metric.name, *(f"{label}={metric.labels[label]}" for label in sorted(metric.labels))): metric.value
+        for metric in (await get_stats(admin)).metrics
+        if metric.name not in ("affinity_active_ratio", "build_info", "policy_info")
+    }
+    common = ("mode=on", "phase=prefill", "placement=none")
     assert counted == {
-        ("decisions", *common, "directive=withhold", "mode=on", "phase=prefill", "source=header"): 1,
-        ("decisions", *common, "directive=forward", "mode=on", "phase=prefill", "source=session_control"): 1,
+        ("decisions", "directive=withhold", *common, "source=header"): 1,
+        ("decisions", "directive=forward", *common, "source=session_control"): 1,
         ("notices", "notice=adp-router-unknown"): 1,
         ("identities", "carrier=header:x-session-id"): 1,
         ("identities", "carrier=session_control.session_id"): 1,
@@ -238,16 +190,40 @@ async def test_stats_count_what_happened(
         ("ended_conversations", "known=false"): 1,
         ("failed_calls", "code=invalid_argument"): 1,
         ("streams",): 1,
+        ("open_streams",): 1,
+        ("policy_rejected",): 0,
         ("refused_items", "code=invalid_argument"): 1,
         ("finishes", "applied_directive=unspecified", "id_attached=false", "outcome=completed"): 1,
+        ("withheld_without_id",): 0,
+        ("internal_errors",): 0,
         ("unmatched_finishes",): 1,
         ("refused_finishes",): 1,
     }
-    stream.cancel()
+
+
+async def test_get_stats_shows_who_has_a_stream_open(
+    sidecar: SidecarServer, admin: AdminStub, open_channel: OpenChannel
+) -> None:
+    workers = [("worker-a", "0.1.0"), ("worker-b", "0.2.0"), ("", "")]
+    streams = []
+    for worker_id, client_version in workers:
+        streams.append(WorkerStream(HintsStub(await open_channel(sidecar.target))))
+        await streams[-1].open(worker_id=worker_id, client_version=client_version)
+    stats = await get_stats(admin)
+    assert [(shown.worker_id, shown.client_version) for shown in stats.streams] == workers
+    opened_at = [shown.opened_at.ToNanoseconds() for shown in stats.streams]
+    assert stats.started_at.ToNanoseconds() <= opened_at[0]
+    assert opened_at == sorted(opened_at)
+    await streams[1].call.done_writing()
+    assert await streams[1].call.read() == grpc.aio.EOF
+    left = [shown.worker_id for shown in (await get_stats(admin)).streams]
+    assert left == ["worker-a", ""]
+    assert await sum_metric(admin, "open_streams") == 2
+    for stream in streams:
+        stream.close()
 
 
 async def test_every_rpc_of_the_contract_is_served(channel: grpc.aio.Channel) -> None:
-    """No method of either service is UNIMPLEMENTED."""
     for module, name in _SERVICES:
         service = module.DESCRIPTOR.services_by_name[name]
         for method in service.methods:
@@ -264,7 +240,7 @@ async def test_every_rpc_of_the_contract_is_served(channel: grpc.aio.Channel) ->
 
 
 async def test_reflection_lists_the_services(sidecar: SidecarServer) -> None:
-    """A person with grpcurl sees every service and its messages."""
+    """By the synchronous client, as a person with grpcurl sees them."""
 
     def list_services() -> tuple[list[str], str]:
         with grpc.insecure_channel(sidecar.target) as channel:
@@ -285,15 +261,14 @@ async def test_reflection_lists_the_services(sidecar: SidecarServer) -> None:
 @pytest.mark.parametrize(
     "name", ["", "routing_hints.v1.RoutingHintsService", "routing_hints.v1.RoutingHintsAdminService"]
 )
-async def test_health_is_shown_for_each_service(channel: grpc.aio.Channel, name: str) -> None:
-    """The whole and both services are SERVING."""
+async def test_health_is_serving_for_each_service_and_the_whole(channel: grpc.aio.Channel, name: str) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     reply = await stub.Check(health_pb2.HealthCheckRequest(service=name))
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_the_health_of_another_service_is_unknown(channel: grpc.aio.Channel) -> None:
-    """As the health protocol says: Check fails and Watch tells."""
+    """The health protocol wants it twofold: Check fails, and Watch has a status for it."""
     stub = health_pb2_grpc.HealthStub(channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Check(health_pb2.HealthCheckRequest(service="other"))

@@ -1,122 +1,175 @@
-"""EnrichStream: batches, errors inside of a stream, back-pressure, and the drain."""
+"""EnrichStream: engines, batches, errors inside of a stream, back-pressure, and the drain."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
-import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
-from tests.support.sidecar import SidecarServer, block_in_write, count_decisions
-
-_PREFILL = types_pb2.PHASE_PREFILL
-_HELLO = service_pb2.StreamHello(
-    worker_id="w",
-    engine=types_pb2.EngineProfile(
-        dialect=types_pb2.ENGINE_DIALECT_CONVERSATION_PARAMS,
-        adp_router=types_pb2.ADP_ROUTER_CONVERSATION,
-        dp_size=4,
-    ),
+from routing_hints.v1 import service_pb2, types_pb2
+from tests.support.messages import (
+    BALANCING_ENGINE,
+    PINNING_ENGINE,
+    AdminStub,
+    HintsStub,
+    OpenChannel,
+    WorkerStream,
+    make_batch,
+    make_request,
 )
+from tests.support.sidecar import SidecarServer, block_in_write, get_stats, sum_metric
+
+FORWARD, WITHHOLD, PLACE = (
+    types_pb2.RANK_DIRECTIVE_FORWARD,
+    types_pb2.RANK_DIRECTIVE_WITHHOLD,
+    types_pb2.RANK_DIRECTIVE_PLACE,
+)
+_make_pinned = partial(make_request, engine_instance=PINNING_ENGINE.instance_id)
 
 
-def _item(seq: int, session_id: str = "conv-7f3a", **fields: object) -> service_pb2.EnrichItem:
-    identity = types_pb2.Identity(conversation_id=session_id)
-    request = service_pb2.EnrichRequest(phase=_PREFILL, identity=identity, **fields)  # type: ignore[arg-type]
-    return service_pb2.EnrichItem(seq=seq, request=request)
+async def test_the_first_response_is_the_policy_and_later_ones_do_not_repeat_it(
+    stream: WorkerStream,
+) -> None:
+    policy = await stream.open()
+    assert policy.local_sources == [1, 2, 3]
+    assert policy.scope == service_pb2.ID_SCOPE_WEAK
+    assert "x-session-id" in policy.identity_headers
+    assert not policy.log_plain_ids
+    await stream.call.write(make_batch(make_request()))
+    assert not (await stream.call.read()).HasField("policy")
 
 
-def _batch(*items: service_pb2.EnrichItem) -> service_pb2.EnrichStreamRequest:
-    return service_pb2.EnrichStreamRequest(items=items)
+async def test_a_batch_gets_one_response_with_a_result_for_every_item(stream: WorkerStream) -> None:
+    batch = make_batch(*[_make_pinned(f"conversation-{number}") for number in range(300)])
+    batch.engines.append(PINNING_ENGINE)
+    await stream.call.write(batch)
+    results = (await stream.call.read()).results
+    got = {result.seq: result.response.hints.conversation_id for result in results}
+    assert got == {number + 1: f"conversation-{number}" for number in range(300)}
+    assert {result.response.rank_directive for result in results} == {WITHHOLD}
 
 
-@pytest.fixture
-async def channel(sidecar: SidecarServer) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a sidecar with the embedded policy."""
-    async with grpc.aio.insecure_channel(sidecar.target) as channel:
-        yield channel
+async def test_a_bad_item_gets_its_own_error_and_the_stream_goes_on(stream: WorkerStream) -> None:
+    await stream.open(PINNING_ENGINE)
+    results = await stream.exchange(
+        _make_pinned(),
+        _make_pinned(hints=types_pb2.RoutingHints(dp_rank=4)),
+        service_pb2.EnrichRequest(),
+        _make_pinned(identity=types_pb2.Identity(conversation_id="x" * 16_385)),
+        _make_pinned(),
+    )
+    assert [result.WhichOneof("outcome") for result in results] == [
+        "response",
+        "error",
+        "error",
+        "error",
+        "response",
+    ]
+    errors = [result.error for result in results[1:4]]
+    assert {error.code for error in errors} == {service_pb2.ERROR_CODE_INVALID_ARGUMENT}
+    assert [error.field for error in errors] == ["hints.dp_rank", "phase", "identity.conversation_id"]
+    assert [error.message for error in errors[:2]] == [
+        "hints.dp_rank: must be less than engine.dp_size",
+        "phase: must be set",
+    ]
+    assert len(await stream.enrich(_make_pinned())) == 1
 
 
-@pytest.fixture
-def stub(channel: grpc.aio.Channel) -> service_pb2_grpc.RoutingHintsServiceStub:
-    """The request path."""
-    return service_pb2_grpc.RoutingHintsServiceStub(channel)
+async def test_a_stream_without_a_hello_is_served_as_of_an_unknown_worker(stream: WorkerStream) -> None:
+    (decision,) = await stream.enrich(make_request())
+    assert stream.policy is not None
+    assert list(decision.notices) == ["adp-router-unknown"]
 
 
-async def test_the_policy_comes_at_once(stub: service_pb2_grpc.RoutingHintsServiceStub) -> None:
-    """The first response answers the hello alone, and only it holds the policy."""
-    stream = stub.EnrichStream()
-    await stream.write(service_pb2.EnrichStreamRequest(hello=_HELLO))
-    first = await stream.read()
-    assert list(first.results) == []
-    assert first.policy.local_sources == [1, 2, 3]
-    assert first.policy.scope == service_pb2.ID_SCOPE_WEAK
-    assert "x-session-id" in first.policy.identity_headers
-    assert not first.policy.log_plain_ids
-    await stream.write(_batch(_item(1)))
-    assert not (await stream.read()).HasField("policy")
-    stream.cancel()
+async def test_a_later_hello_is_ignored(stream: WorkerStream, admin: AdminStub) -> None:
+    """Even one that would be refused as the first."""
+    await stream.open()
+    batch = make_batch(make_request())
+    batch.hello.worker_id = "x" * 300
+    await stream.call.write(batch)
+    assert (await stream.call.read()).results[0].HasField("response")
+    assert [shown.worker_id for shown in (await get_stats(admin)).streams] == ["w"]
 
 
-async def test_a_batch_is_answered_in_one_response(stub: service_pb2_grpc.RoutingHintsServiceStub) -> None:
-    """Every item has its result, decided as Enrich does, with the hello's engine."""
-    stream = stub.EnrichStream()
-    items = [_item(seq, f"conversation-{seq}") for seq in range(300)]
-    await stream.write(service_pb2.EnrichStreamRequest(hello=_HELLO, items=items))
-    response = await stream.read()
-    got = {result.seq: result.response.hints.conversation_id for result in response.results}
-    assert got == {seq: f"conversation-{seq}" for seq in range(300)}
-    assert {result.response.rank_directive for result in response.results} == {2}
-    stream.cancel()
+async def test_a_stream_may_end_without_a_message(stream: WorkerStream) -> None:
+    await stream.call.done_writing()
+    assert await stream.call.read() == grpc.aio.EOF
+    assert await stream.call.code() is grpc.StatusCode.OK
 
 
-async def test_a_bad_item_has_its_own_error(stub: service_pb2_grpc.RoutingHintsServiceStub) -> None:
-    """The field is named, the other items are answered, and the stream goes on."""
-    stream = stub.EnrichStream()
-    bad_rank = _item(2, hints=types_pb2.RoutingHints(dp_rank=4))
-    items = [_item(1), bad_rank, service_pb2.EnrichItem(seq=3), _item(4, "x" * 16_385), _item(5)]
-    await stream.write(service_pb2.EnrichStreamRequest(hello=_HELLO, items=items))
-    results = {result.seq: result for result in (await stream.read()).results}
-    assert {seq for seq, result in results.items() if result.HasField("response")} == {1, 5}
-    errors = {seq: (results[seq].error.code, results[seq].error.field) for seq in (2, 3, 4)}
-    assert errors == {2: (3, "hints.dp_rank"), 3: (3, "phase"), 4: (3, "identity.conversation_id")}
-    assert results[3].error.message == "phase: must be set"
-    await stream.write(_batch(_item(6)))
-    assert [result.seq for result in (await stream.read()).results] == [6]
-    stream.cancel()
+async def test_an_engine_is_sent_once_and_later_requests_refer_to_it(stream: WorkerStream) -> None:
+    await stream.open(PINNING_ENGINE, BALANCING_ENGINE)
+    for _ in range(2):
+        pinned, placed, unknown = await stream.enrich(
+            make_request(engine_instance=PINNING_ENGINE.instance_id),
+            make_request(engine_instance=BALANCING_ENGINE.instance_id),
+            make_request(),
+        )
+        assert [one.rank_directive for one in (pinned, placed, unknown)] == [WITHHOLD, PLACE, FORWARD]
+        assert list(unknown.notices) == ["adp-router-unknown"]
 
 
-async def test_a_stream_without_a_hello_is_served(stub: service_pb2_grpc.RoutingHintsServiceStub) -> None:
-    """Worker and engine are then unknown, and the policy is sent all the same."""
-    stream = stub.EnrichStream()
-    await stream.write(_batch(_item(1)))
-    response = await stream.read()
-    assert response.HasField("policy")
-    assert list(response.results[0].response.notices) == ["adp-router-unknown"]
-    stream.cancel()
+async def test_an_engine_counts_for_the_items_of_its_own_message(stream: WorkerStream) -> None:
+    (decision,) = await stream.enrich(_make_pinned(), engines=[PINNING_ENGINE])
+    assert decision.rank_directive == WITHHOLD
 
 
-async def test_a_later_hello_is_ignored(stub: service_pb2_grpc.RoutingHintsServiceStub) -> None:
-    """The engine of the first message stays."""
-    stream = stub.EnrichStream()
-    await stream.write(service_pb2.EnrichStreamRequest(hello=_HELLO))
-    await stream.read()
-    later = service_pb2.StreamHello(worker_id="x" * 300)
-    await stream.write(service_pb2.EnrichStreamRequest(hello=later, items=[_item(1)]))
-    assert (await stream.read()).results[0].response.rank_directive == types_pb2.RANK_DIRECTIVE_WITHHOLD
-    stream.cancel()
+async def test_an_unknown_engine_instance_is_an_error_until_its_profile_comes(stream: WorkerStream) -> None:
+    await stream.open(BALANCING_ENGINE)
+    (refused,) = await stream.exchange(_make_pinned())
+    assert refused.error.code == service_pb2.ERROR_CODE_INVALID_ARGUMENT
+    assert refused.error.field == "engine_instance"
+    (decision,) = await stream.enrich(_make_pinned(), engines=[PINNING_ENGINE])
+    assert decision.rank_directive == WITHHOLD
 
 
-async def test_a_stream_may_just_end(stub: service_pb2_grpc.RoutingHintsServiceStub) -> None:
-    """Ending without a word is no error."""
-    stream = stub.EnrichStream()
-    await stream.done_writing()
-    assert await stream.read() == grpc.aio.EOF
-    assert await stream.code() is grpc.StatusCode.OK
+async def test_an_engine_belongs_to_its_stream(
+    sidecar: SidecarServer, stream: WorkerStream, open_channel: OpenChannel
+) -> None:
+    """A worker that reconnects sends its engines again; nothing of another stream is used in their place."""
+    await stream.open(PINNING_ENGINE)
+    other = WorkerStream(HintsStub(await open_channel(sidecar.target)))
+    await other.open()
+    (refused,) = await other.exchange(_make_pinned())
+    assert refused.error.field == "engine_instance"
+    other.close()
+
+
+async def test_the_same_instance_again_replaces_the_engine(stream: WorkerStream) -> None:
+    """As when a worker's settings change while its engine goes on."""
+    await stream.open(PINNING_ENGINE)
+    replaced = types_pb2.EngineProfile()
+    replaced.CopyFrom(PINNING_ENGINE)
+    replaced.rank_source = types_pb2.RANK_SOURCE_ROUTER
+    before = await stream.enrich(_make_pinned())
+    after = await stream.enrich(_make_pinned(), engines=[replaced])
+    last = await stream.enrich(_make_pinned())
+    assert [one.rank_directive for one in (*before, *after, *last)] == [WITHHOLD, FORWARD, FORWARD]
+
+
+async def test_a_profile_in_the_request_wins_over_its_engine_instance(stream: WorkerStream) -> None:
+    await stream.open(PINNING_ENGINE)
+    decisions = await stream.enrich(
+        _make_pinned(engine=BALANCING_ENGINE), make_request(engine=BALANCING_ENGINE, engine_instance="other")
+    )
+    assert [one.rank_directive for one in decisions] == [PLACE, PLACE]
+
+
+async def test_a_stream_keeps_the_64_engines_that_were_used_last(stream: WorkerStream) -> None:
+    """So that a worker whose engine restarts again and again fills nothing."""
+
+    def make_engines(*numbers: int) -> list[types_pb2.EngineProfile]:
+        return [types_pb2.EngineProfile(instance_id=f"start-{number}", dp_size=2) for number in numbers]
+
+    await stream.open(*make_engines(*range(64)))
+    await stream.enrich(make_request(engine_instance="start-0"))
+    requests = [make_request(engine_instance=f"start-{number}") for number in (0, 1, 2, 64)]
+    results = await stream.exchange(*requests, engines=make_engines(64))
+    assert [result.error.field for result in results] == ["", "engine_instance", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -126,102 +179,114 @@ async def test_a_stream_may_just_end(stub: service_pb2_grpc.RoutingHintsServiceS
             service_pb2.EnrichStreamRequest(hello=service_pb2.StreamHello(worker_id="x" * 257)),
             "hello.worker_id",
         ),
+        (
+            service_pb2.EnrichStreamRequest(hello=service_pb2.StreamHello(client_version="x" * 257)),
+            "hello.client_version",
+        ),
+        (
+            service_pb2.EnrichStreamRequest(engines=[types_pb2.EngineProfile(version="x" * 257)]),
+            "engines.version",
+        ),
+        (service_pb2.EnrichStreamRequest(engines=[types_pb2.EngineProfile()] * 65), "engines"),
         (service_pb2.EnrichStreamRequest(items=[service_pb2.EnrichItem()] * 4_097), "items"),
         (service_pb2.EnrichStreamRequest(finishes=[service_pb2.Finish()] * 4_097), "finishes"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_bad_message_ends_its_stream(
-    stub: service_pb2_grpc.RoutingHintsServiceStub, message: service_pb2.EnrichStreamRequest, field: str
+async def test_a_bad_message_ends_its_stream_alone(
+    hints: HintsStub, stream: WorkerStream, message: service_pb2.EnrichStreamRequest, field: str
 ) -> None:
-    """A bad hello and an oversized batch end the stream with the field named."""
-    stream = stub.EnrichStream()
-    await stream.write(message)
-    assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert str(await stream.details()).startswith(f"{field}: ")
+    """Hello, engines and the size of a batch are of no item, so there is no item to refuse instead."""
+    other = WorkerStream(hints)
+    await other.open(PINNING_ENGINE)
+    await stream.call.write(message)
+    assert await stream.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert str(await stream.call.details()).startswith(f"{field}: ")
+    (decision,) = await other.enrich(_make_pinned())
+    assert decision.rank_directive == WITHHOLD
+    other.close()
 
 
-async def _fill(stream: grpc.aio.StreamStreamCall, batches: int, sent: list[int]) -> None:
-    """Writes batches without ever reading; blocks when the peer stops to read."""
-    items = [_item(seq, "x" * 200) for seq in range(1_000)]
-    for number in range(batches):
-        await stream.write(service_pb2.EnrichStreamRequest(hello=_HELLO, items=items))
-        sent.append(number)
+async def _fill(stream: grpc.aio.StreamStreamCall, batches: int) -> None:
+    """Writes batches without ever reading; waits for ever once the peer stops reading."""
+    batch = make_batch(*[make_request("x" * 200)] * 1_000)
+    for _ in range(batches):
+        await stream.write(batch)
 
 
-async def _wait_until_stalled(channel: grpc.aio.Channel) -> int:
-    """Returns the number of decisions once a hundred further calls see no new one."""
-    count, unchanged = -1, 0
+async def _wait_until_stalled(admin: AdminStub) -> float:
+    """Returns the number of decisions once a hundred further calls see no new one.
+
+    The loop that serves these calls is the one that would read on if it could.
+    """
+    decided, unchanged = -1.0, 0
     while unchanged < 100:
-        now = await count_decisions(channel)
-        count, unchanged = now, unchanged + 1 if now == count else 0
-    return count
+        now = await sum_metric(admin, "decisions")
+        decided, unchanged = now, unchanged + 1 if now == decided else 0
+    return decided
 
 
-async def test_a_client_that_never_reads_is_not_read_from(sidecar: SidecarServer) -> None:
-    """The sidecar stops to decide for it, while another caller is served."""
-    batches = 200
-    sent: list[int] = []
-    async with (
-        grpc.aio.insecure_channel(sidecar.target, options=[("grpc.channel_id", 1)]) as deaf,
-        grpc.aio.insecure_channel(sidecar.target, options=[("grpc.channel_id", 2)]) as other,
-    ):
-        stream = service_pb2_grpc.RoutingHintsServiceStub(deaf).EnrichStream()
-        filling = asyncio.ensure_future(_fill(stream, batches, sent))
-        decided = await _wait_until_stalled(other)
-        assert 0 < decided < batches * 1_000 / 2
-        assert not filling.done()
-        answer = await service_pb2_grpc.RoutingHintsServiceStub(other).Enrich(_item(1).request)
-        assert answer.source == types_pb2.IDENTITY_SOURCE_CONVERSATION_ID
-        filling.cancel()
-        stream.cancel()
-
-
-async def test_a_drain_answers_the_batch_at_hand(
-    start_sidecar: Callable[[], Awaitable[SidecarServer]],
+async def test_the_sidecar_stops_reading_from_a_client_that_never_reads(
+    sidecar: SidecarServer, open_channel: OpenChannel
 ) -> None:
-    """Health flips first; the blocked stream gets all its answers, then UNAVAILABLE; new ones are refused."""
+    """Others are served meanwhile."""
+    batches = 200
+    deaf, other = await open_channel(sidecar.target), await open_channel(sidecar.target)
+    stream = HintsStub(deaf).EnrichStream()
+    filling = asyncio.ensure_future(_fill(stream, batches))
+    decided = await _wait_until_stalled(AdminStub(other))
+    assert 0 < decided < batches * 1_000 / 2
+    assert not filling.done()
+    decision = await HintsStub(other).Enrich(make_request())
+    assert decision.source_detail == "header:x-session-id"
+    filling.cancel()
+    stream.cancel()
+
+
+async def test_a_drain_lets_the_batch_at_hand_be_read_and_refuses_new_streams(
+    start_sidecar: Callable[[], Awaitable[SidecarServer]], open_channel: OpenChannel
+) -> None:
+    """Health changes first; single calls are served until the end."""
     server = await start_sidecar()
-    async with (
-        grpc.aio.insecure_channel(server.target, options=[("grpc.channel_id", 1)]) as slow,
-        grpc.aio.insecure_channel(server.target, options=[("grpc.channel_id", 2)]) as other,
-    ):
-        stream = service_pb2_grpc.RoutingHintsServiceStub(slow).EnrichStream()
-        decided = await block_in_write(stream, other)
+    slow, other = await open_channel(server.target), await open_channel(server.target)
+    hints, admin = HintsStub(other), AdminStub(other)
+    stream = HintsStub(slow).EnrichStream()
+    await block_in_write(stream, admin)
 
-        stopping = asyncio.ensure_future(server.app.stop(drain_timeout_s=30))
-        await asyncio.sleep(0)
-        health = health_pb2_grpc.HealthStub(other)
-        reply = await health.Check(health_pb2.HealthCheckRequest())
-        assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
-        stub = service_pb2_grpc.RoutingHintsServiceStub(other)
-        assert (await stub.Enrich(_item(1).request)).decision_id
-        refused = stub.EnrichStream()
-        assert await refused.code() is grpc.StatusCode.UNAVAILABLE
-        assert not stopping.done()
+    stopping = asyncio.ensure_future(server.app.stop(drain_timeout_s=30))
+    await asyncio.sleep(0)
+    reply = await health_pb2_grpc.HealthStub(other).Check(health_pb2.HealthCheckRequest())
+    assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    unread = await sum_metric(admin, "decisions")
+    assert (await hints.Enrich(make_request())).decision_id
+    assert await hints.EnrichStream().code() is grpc.StatusCode.UNAVAILABLE
+    assert not stopping.done()
 
-        answered = 0
-        while answered < decided:
-            answered += len((await stream.read()).results)
-        assert await stream.code() is grpc.StatusCode.UNAVAILABLE
-        await stopping
+    read = 0
+    while read < unread:
+        read += len((await stream.read()).results)
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await stream.read()
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+    await stopping
 
 
-async def test_a_drain_ends_an_idle_stream_and_a_watch(
-    start_sidecar: Callable[[], Awaitable[SidecarServer]],
+async def test_a_drain_ends_an_idle_stream_and_a_watch_of_health(
+    start_sidecar: Callable[[], Awaitable[SidecarServer]], open_channel: OpenChannel
 ) -> None:
     """Neither delays the stop; the watcher sees NOT_SERVING before its call ends."""
     server = await start_sidecar()
-    async with grpc.aio.insecure_channel(server.target) as channel:
-        stream = service_pb2_grpc.RoutingHintsServiceStub(channel).EnrichStream()
-        await stream.write(service_pb2.EnrichStreamRequest(hello=_HELLO))
-        await stream.read()
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        statuses = [(await watch.read()).status]
-        await asyncio.wait_for(server.app.stop(drain_timeout_s=30), timeout=5)
-        statuses.append((await watch.read()).status)
-        assert statuses == [
-            health_pb2.HealthCheckResponse.SERVING,
-            health_pb2.HealthCheckResponse.NOT_SERVING,
-        ]
-        assert await watch.code() is grpc.StatusCode.UNAVAILABLE
-        assert await stream.code() is grpc.StatusCode.UNAVAILABLE
+    channel = await open_channel(server.target)
+    stream = WorkerStream(HintsStub(channel))
+    await stream.open()
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+    statuses = [(await watch.read()).status]
+    # Far longer than the test may take: the drain must not be waited for to its deadline.
+    await server.app.stop(drain_timeout_s=3_600)
+    statuses.append((await watch.read()).status)
+    assert statuses == [
+        health_pb2.HealthCheckResponse.SERVING,
+        health_pb2.HealthCheckResponse.NOT_SERVING,
+    ]
+    assert await watch.code() is grpc.StatusCode.UNAVAILABLE
+    assert await stream.call.code() is grpc.StatusCode.UNAVAILABLE

@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from routing_hints.v1 import service_pb2, service_pb2_grpc, types_pb2
+from routing_hints.v1 import service_pb2
+from tests.support.messages import CONVERSATION, CONVERSATION_HASH, HintsStub, make_request
 from tests.support.sidecar import SidecarProcess
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra [otel] is not installed")
@@ -21,8 +22,6 @@ pytest.importorskip("opentelemetry.sdk", reason="the extra [otel] is not install
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 _TRACE, _PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-_SESSION = "conv-7f3a"
-_HASH = "7c5832ae00b4609f"  # of docs/contract.md
 
 
 class _Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
@@ -38,26 +37,20 @@ class _Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[m
 @pytest.fixture
 def collector() -> Iterator[_Collector]:
     """An OTLP collector on loopback."""
-    taker = _Collector()
+    started = _Collector()
     server = grpc.server(futures.ThreadPoolExecutor(1))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(taker, server)
-    taker.port = server.add_insecure_port("127.0.0.1:0")
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(started, server)
+    started.port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield taker
+    yield started
     server.stop(grace=None).wait()
 
 
 def _enrich(sidecar: SidecarProcess, flags: str) -> service_pb2.EnrichResponse:
-    request = service_pb2.EnrichRequest(
-        request_id="r-1",
-        phase=types_pb2.PHASE_PREFILL,
-        model="m",
-        identity=types_pb2.Identity(headers={"x-session-id": _SESSION}),
-        traceparent=f"00-{_TRACE}-{_PARENT}-{flags}",
-    )
+    request = make_request(model="m", traceparent=f"00-{_TRACE}-{_PARENT}-{flags}")
     with grpc.insecure_channel(sidecar.target) as channel:
-        answer: service_pb2.EnrichResponse = service_pb2_grpc.RoutingHintsServiceStub(channel).Enrich(request)
-        return answer
+        decision: service_pb2.EnrichResponse = HintsStub(channel).Enrich(request)
+        return decision
 
 
 def _stop(sidecar: SidecarProcess) -> None:
@@ -65,15 +58,15 @@ def _stop(sidecar: SidecarProcess) -> None:
     assert sidecar.wait() == 0
 
 
-def test_a_decision_joins_the_trace_of_its_request(
+def test_the_span_of_a_decision_joins_the_trace_of_its_request(
     collector: _Collector,
     sidecar_environment: dict[str, str],
     start_sidecar_process: Callable[..., SidecarProcess],
 ) -> None:
-    """The span has the caller's trace and parent, and names the conversation by its hash alone."""
+    """And names the conversation by its hash alone."""
     sidecar_environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{collector.port}"
     sidecar = start_sidecar_process()
-    answer = _enrich(sidecar, "01")
+    decision = _enrich(sidecar, "01")
     _stop(sidecar)
     request = collector.received.get(timeout=10)
     (resource,) = request.resource_spans
@@ -87,19 +80,18 @@ def test_a_decision_joins_the_trace_of_its_request(
     )
     assert span.end_time_unix_nano > span.start_time_unix_nano
     attributes = {entry.key: entry.value for entry in span.attributes}
-    assert attributes["gen_ai.conversation.id"].string_value == _HASH
+    assert attributes["gen_ai.conversation.id"].string_value == CONVERSATION_HASH
     assert attributes["gen_ai.request.model"].string_value == "m"
-    assert attributes["routing_hints.decision_id"].string_value == answer.decision_id
+    assert attributes["routing_hints.decision_id"].string_value == decision.decision_id
     assert attributes["routing_hints.source"].string_value == "header:x-session-id"
-    assert _SESSION.encode() not in request.SerializeToString()
+    assert CONVERSATION.encode() not in request.SerializeToString()
 
 
-def test_a_caller_who_does_not_sample_gets_no_span(
+def test_a_request_that_its_caller_does_not_sample_gets_no_span(
     collector: _Collector,
     sidecar_environment: dict[str, str],
     start_sidecar_process: Callable[..., SidecarProcess],
 ) -> None:
-    """The sampling decision is the caller's."""
     sidecar_environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{collector.port}"
     sidecar = start_sidecar_process()
     _enrich(sidecar, "00")
@@ -107,8 +99,7 @@ def test_a_caller_who_does_not_sample_gets_no_span(
     assert collector.received.empty()
 
 
-def test_nothing_is_imported_when_off() -> None:
-    """Without OpenTelemetry's variables the sidecar starts without its weight."""
+def test_opentelemetry_is_imported_only_where_its_variables_ask_for_it() -> None:
     program = (
         "import sys, sidecar.__main__, sidecar.telemetry.tracing;"
         "assert sidecar.telemetry.tracing.make_tracer({}) is None;"
@@ -120,14 +111,14 @@ def test_nothing_is_imported_when_off() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_asked_for_and_not_installed_is_said(
+def test_the_sidecar_serves_without_opentelemetry_and_logs_what_to_install(
     sidecar_environment: dict[str, str], start_sidecar_process: Callable[..., SidecarProcess]
 ) -> None:
-    """The sidecar serves all the same, and its log says what to install."""
+    """Where spans are asked for and the extra is missing."""
     sidecar_environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:1"
     without = "import sys; sys.modules['opentelemetry'] = None; from sidecar.__main__ import main; main()"
     sidecar = start_sidecar_process(interpreter=("-c", without))
-    assert _enrich(sidecar, "01").conversation_hash == _HASH
+    assert _enrich(sidecar, "01").conversation_hash == CONVERSATION_HASH
     _stop(sidecar)
     (line,) = [line for line in sidecar.lines if "tracing_unavailable" in line]
     assert "routing-hint-sidecar[otel]" in line

@@ -8,22 +8,29 @@ from typing import Any
 import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
-from tests.support.builders import build_profile
+from routing_hints.vocabulary import IdScope
+from tests.support.builders import ENGINE, build_pending, build_profile
 from tests.support.strategies import Awkward
 from worker_client import (
     AdpRouter,
-    Answer,
     Decision,
     IdentitySource,
     Origin,
     Phase,
+    PlacementState,
     RankDirective,
     RankSource,
 )
-from worker_client._codec import decode_answer, decode_policy, encode_engine, fill_request
-from worker_client._model import ClientPolicy, IdScope
+from worker_client._codec import (
+    decode_decision,
+    decode_policy,
+    encode_engine,
+    encode_request,
+    fill_request,
+    name_instance,
+)
+from worker_client._model import ClientPolicy
 from worker_client._request import AgentContext, RequestFacts, SessionControl
-from worker_client._selected_carriers import pick_carriers
 
 CONVERSATION_ID, AGENT_CONTEXT, SESSION_CONTROL = (
     IdentitySource.CONVERSATION_ID,
@@ -32,35 +39,31 @@ CONVERSATION_ID, AGENT_CONTEXT, SESSION_CONTROL = (
 )
 
 
-def encode(
-    facts: RequestFacts, policy: ClientPolicy | None = None, **ranks: Any
-) -> service_pb2.EnrichRequest:
-    """The question about a request."""
+def encode(facts: RequestFacts, policy: ClientPolicy | None = None) -> service_pb2.EnrichRequest:
+    return encode_request(facts, policy or ClientPolicy(), ENGINE)
+
+
+def encode_for_stream(facts: RequestFacts, known_rank: int | None = None) -> service_pb2.EnrichRequest:
+    pending = build_pending(facts)
+    pending.known_rank = known_rank
     message = service_pb2.EnrichRequest()
-    fill_request(
-        message,
-        facts,
-        pick_carriers(facts, policy or ClientPolicy()),
-        engine_pb=encode_engine(build_profile()),
-        **{"router_rank": None, "known_rank": None, **ranks},
-    )
+    fill_request(message, pending)
     return message
 
 
-def test_answer_is_read_field_by_field() -> None:
-    """What the sidecar says is what the plan has."""
+def test_a_decision_is_read_field_by_field() -> None:
     response = service_pb2.EnrichResponse(
         hints=types_pb2.RoutingHints(conversation_id="c", affinity_key="p", dp_rank=0),
         rank_directive=types_pb2.RANK_DIRECTIVE_PLACE,
         source=types_pb2.IDENTITY_SOURCE_HEADER,
         source_detail="header:x-session-id",
-        decision=types_pb2.DECISION_NEW,
+        placement=types_pb2.PLACEMENT_STATE_NEW,
         decision_id="d",
         conversation_hash="h",
         policy_revision="r",
         notices=["n"],
     )
-    assert decode_answer(response) == Answer(
+    assert decode_decision(response) == Decision(
         RankDirective.PLACE,
         Origin.SIDECAR,
         "c",
@@ -68,7 +71,7 @@ def test_answer_is_read_field_by_field() -> None:
         0,
         IdentitySource.HEADER,
         "header:x-session-id",
-        Decision.NEW,
+        PlacementState.NEW,
         "d",
         "h",
         "r",
@@ -77,27 +80,26 @@ def test_answer_is_read_field_by_field() -> None:
 
 
 @pytest.mark.parametrize("directive", [0, 4, 99])
-def test_unknown_directive_is_forward(directive: int) -> None:
-    """A newer sidecar may know more; a rank that comes with it is not taken."""
+def test_an_unknown_directive_is_forward(directive: int) -> None:
+    """A newer sidecar may have more of them; a rank that comes with one is not used."""
     response = service_pb2.EnrichResponse(hints=types_pb2.RoutingHints(dp_rank=1))
     response.rank_directive = directive  # type: ignore[assignment]
-    answer = decode_answer(response)
-    assert (answer.directive, answer.dp_rank) == (RankDirective.FORWARD, None)
+    decision = decode_decision(response)
+    assert (decision.directive, decision.dp_rank) == (RankDirective.FORWARD, None)
 
 
-def test_unknown_source_and_decision_are_none() -> None:
-    """Nor do other numbers break anything."""
+def test_an_unknown_source_and_placement_state_are_none() -> None:
     response = service_pb2.EnrichResponse()
-    response.source = response.decision = 99  # type: ignore[assignment]
-    answer = decode_answer(response)
-    assert (answer.source, answer.decision) == (IdentitySource.NONE, Decision.NONE)
+    response.source = response.placement = 99  # type: ignore[assignment]
+    decision = decode_decision(response)
+    assert (decision.source, decision.placement) == (IdentitySource.NONE, PlacementState.NONE)
 
 
-def test_empty_id_is_no_id() -> None:
-    """An empty one would be refused by the engine."""
-    assert decode_answer(
+def test_an_empty_id_is_no_id() -> None:
+    """The engine would refuse it."""
+    assert decode_decision(
         service_pb2.EnrichResponse(hints=types_pb2.RoutingHints(conversation_id=""))
-    ) == Answer(RankDirective.FORWARD, Origin.SIDECAR)
+    ) == Decision(RankDirective.FORWARD, Origin.SIDECAR)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_empty_id_is_no_id() -> None:
         ([], ()),
     ],
 )
-def test_carrier_that_can_not_be_resolved_alone_ends_the_list(
+def test_a_carrier_that_can_not_be_resolved_alone_ends_the_list(
     numbers: list[int], sources: tuple[IdentitySource, ...]
 ) -> None:
     """What comes after it would be outranked by it."""
@@ -118,16 +120,21 @@ def test_carrier_that_can_not_be_resolved_alone_ends_the_list(
 
 
 @pytest.mark.parametrize(("number", "scope"), [(0, IdScope.WEAK), (1, IdScope.OFF), (99, IdScope.ALL)])
-def test_unknown_scope_is_the_strictest(number: int, scope: IdScope) -> None:
+def test_an_unknown_scope_is_the_strictest(number: int, scope: IdScope) -> None:
     """An id that might be derived is not resolved alone."""
     policy = service_pb2.ClientPolicy()
     policy.scope = number  # type: ignore[assignment]
     assert decode_policy(policy).scope is scope
 
 
-def test_question_carries_what_was_read() -> None:
-    """Absent stays absent: neither rank nor carrier is made up."""
-    empty = encode(RequestFacts(phase=Phase.PREFILL))
+async def test_a_request_has_the_fields_that_were_read_and_no_others() -> None:
+    empty = encode_for_stream(RequestFacts(phase=Phase.PREFILL))
+    assert empty == service_pb2.EnrichRequest(
+        phase=types_pb2.PHASE_PREFILL,
+        kind=types_pb2.REQUEST_KIND_NORMAL,
+        identity=types_pb2.Identity(),
+        engine_instance="engine-1",
+    )
     assert not empty.HasField("known_rank")
     assert not empty.hints.HasField("dp_rank")
     assert not empty.identity.HasField("agent_context")
@@ -137,9 +144,9 @@ def test_question_carries_what_was_read() -> None:
         request_id="r",
         agent_context=AgentContext("s", "p", False, "t", "q"),
         session_control=SessionControl("sc", "open", 300),
-        router_prefill_rank=0,
+        router_rank=0,
     )
-    full = encode(facts, router_rank=0, known_rank=0)
+    full = encode_for_stream(facts, known_rank=0)
     assert (full.phase, full.request_id) == (types_pb2.PHASE_DECODE, "r")
     assert full.identity == types_pb2.Identity(
         agent_context=types_pb2.AgentContext(
@@ -151,16 +158,22 @@ def test_question_carries_what_was_read() -> None:
         ),
         session_control=types_pb2.SessionControl(session_id="sc", action="open", timeout=300),
     )
-    assert full.hints == types_pb2.RoutingHints(dp_rank=0, prefill_dp_rank=0)
+    assert full.hints == types_pb2.RoutingHints(dp_rank=0)
     assert full.HasField("known_rank")
 
 
-def test_passing_headers_are_sent() -> None:
-    """What the policy wants to hear of one request goes out beside what names the conversation."""
+async def test_a_request_of_the_stream_names_its_engine_and_one_without_a_stream_has_it() -> None:
+    facts = RequestFacts(phase=Phase.PREFILL)
+    on_stream, alone = encode_for_stream(facts), encode(facts)
+    assert (on_stream.engine_instance, on_stream.HasField("engine")) == ("engine-1", False)
+    assert (alone.engine_instance, alone.engine) == ("", encode_engine(ENGINE))
+
+
+def test_per_request_headers_are_sent_beside_those_that_name_the_conversation() -> None:
     policy = decode_policy(
         service_pb2.ClientPolicy(
             identity_headers=["thread-id"],
-            passing_headers=["x-codex-turn-metadata", "x-dynamo-session-final"],
+            per_request_headers=["x-codex-turn-metadata", "x-dynamo-session-final"],
         )
     )
     headers = {"thread-id": "t", "x-codex-turn-metadata": "{}", "x-other": "o"}
@@ -181,25 +194,24 @@ def test_passing_headers_are_sent() -> None:
         ({"metadata": "text"}, {}, []),
     ],
 )
-def test_fields_of_the_body_are_found_in_either_form(
+def test_a_field_of_the_body_is_found_in_either_form(
     body: dict[str, Any], sent: dict[str, str], notices: list[str]
 ) -> None:
-    """A field that is an object holds its text further down, and that is nothing to note."""
+    """A field that is an object holds its text further down, which is nothing to note."""
     facts = RequestFacts(body=body)
     policy = ClientPolicy(body=("conversation", "conversation.id", "metadata.user_id"))
     assert (dict(encode(facts, policy).identity.body), facts.notices) == (sent, notices)
 
 
-def test_odd_metadata_is_left_out() -> None:
-    """One odd value must not end everybody's stream."""
+def test_a_value_that_can_not_be_sent_is_left_out() -> None:
+    """One bad value must not end everybody's stream."""
     policy = ClientPolicy(metadata=("a", "b", "c"), body=("x.y",))
     facts = RequestFacts(metadata={"a": Awkward(), "b": "lone \ud800", "c": b"fine"}, body={"x": Awkward()})
     message = encode(facts, policy)
     assert (dict(message.identity.metadata), dict(message.identity.body)) == ({"c": "fine"}, {})
 
 
-def test_engine_profile_is_sent_within_the_contracts_range() -> None:
-    """A version string may be anything."""
+def test_an_engine_profile_is_sent_within_the_contracts_range() -> None:
     profile = build_profile(version="v" * 1_000, rank_source=RankSource.ROUTER, records_first_rank=True)
     profile = replace(profile, max_active_requests=10**12)
     assert encode_engine(profile) == types_pb2.EngineProfile(
@@ -213,3 +225,18 @@ def test_engine_profile_is_sent_within_the_contracts_range() -> None:
         max_active_requests=2**32 - 1,
     )
     assert encode_engine(build_profile(adp_router=AdpRouter.UNKNOWN, dp_size=10**9)).dp_size == 65_536
+
+
+@pytest.mark.parametrize("instance_id", ["engine-1", "é" * 128], ids=ascii)
+def test_an_instance_id_that_the_contract_can_carry_is_sent_as_it_is(instance_id: str) -> None:
+    assert name_instance(instance_id) == instance_id
+
+
+@pytest.mark.parametrize("instance_id", ["", "e" * 257, "é" * 129, "lone \ud800", "\udfff" * 2], ids=range(5))
+def test_an_instance_id_that_the_contract_can_not_carry_is_sent_as_its_hash(instance_id: str) -> None:
+    """Empty would stand for an engine of which nothing is known; the others would end everybody's stream."""
+    name = name_instance(instance_id)
+    assert (len(name), set(name) <= set("0123456789abcdef")) == (32, True)
+    assert name == name_instance(instance_id)
+    assert encode_engine(build_profile(instance_id=instance_id)).instance_id == name
+    assert name != name_instance(instance_id + "x")

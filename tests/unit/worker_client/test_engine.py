@@ -1,4 +1,4 @@
-"""What the client makes of the engine in its process."""
+"""What the client detects of the engine in its process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from examples.fake_engine import (
     RANK_ONLY,
     RELEASES,
     SUBAGENT_AFFINITY,
+    FakeLLM,
     Release,
-    StandInLLM,
     install,
 )
 from worker_client import AdpRouter, EngineDialect, EngineProfile, EngineTypes
@@ -57,38 +57,36 @@ def build_llm(attention_dp_config: object, **args: object) -> SimpleNamespace:
         (SUBAGENT_AFFINITY, "conversation", EngineDialect.CONVERSATION_PARAMS, AdpRouter.CONVERSATION),
     ],
 )
-def test_release_and_config_are_recognised(
+def test_the_release_gives_the_dialect_and_the_config_the_router(
     release: Release, router: str, dialect: EngineDialect, adp_router: AdpRouter
 ) -> None:
-    """Dialect by what is importable, router by the engine's own config."""
     with install(release):
-        profile = EngineProfile.detect(StandInLLM(release, 4, router=router))
+        profile = EngineProfile.detect(FakeLLM(release, 4, router=router))
     assert (profile.dialect, profile.adp_router, profile.dp_size) == (dialect, adp_router, 4)
     assert profile.version == release.version
     assert profile.types.scheduling_params is release.scheduling_params
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
-def test_subagent_parameter_is_recognised_by_its_field(release: Release) -> None:
-    """Only a `SchedulingParams` with `subagent_affinity_id` gets one."""
+def test_the_subagent_parameter_is_recognized_by_its_field(release: Release) -> None:
     with install(release):
-        profile = EngineProfile.detect(StandInLLM(release, 4))
+        profile = EngineProfile.detect(FakeLLM(release, 4))
     assert profile.subagent_affinity is (release is SUBAGENT_AFFINITY)
 
 
 @pytest.mark.parametrize("per_conversation", [True, False])
-def test_per_conversation_reuse_wants_the_id(per_conversation: bool) -> None:
-    """That KV block-reuse policy reads the id even where no router does."""
+def test_a_per_conversation_reuse_policy_wants_the_id(per_conversation: bool) -> None:
+    """It reads the id even where no router does."""
     with install(CONVERSATION_PARAMS):
-        llm = StandInLLM(CONVERSATION_PARAMS, 4, per_conversation_reuse=per_conversation)
+        llm = FakeLLM(CONVERSATION_PARAMS, 4, per_conversation_reuse=per_conversation)
         assert EngineProfile.detect(llm).wants_conversation_id is per_conversation
 
 
 @pytest.mark.parametrize("release", [DISAGGREGATED_PARAMS, CONVERSATION_PARAMS], ids=lambda r: r.name)
-def test_config_may_be_a_mapping(release: Release) -> None:
-    """A YAML file's attention_dp_config is read as the engine's own object is."""
+def test_the_config_may_be_a_mapping(release: Release) -> None:
+    """As a YAML file's `attention_dp_config` is."""
     with install(release):
-        llm = StandInLLM(release, 4, router="conversation", config_as_dict=True)
+        llm = FakeLLM(release, 4, router="conversation", config_as_dict=True)
         profile = EngineProfile.detect(llm)
     assert profile.adp_router is AdpRouter.CONVERSATION
     assert profile.dialect.name.lower() == release.name
@@ -103,8 +101,7 @@ class PydanticLike:
         self.__dict__.update(values)
 
 
-def test_config_may_be_a_pydantic_model() -> None:
-    """The fields of a model are found on its class."""
+def test_the_config_may_be_a_pydantic_model() -> None:
     with install(DISAGGREGATED_PARAMS):
         profile = EngineProfile.detect(build_llm(PydanticLike(**{AFFINITY: True})))
     assert profile.dialect is EngineDialect.DISAGGREGATED_PARAMS
@@ -119,27 +116,25 @@ class Mockish:
 
 
 @pytest.mark.parametrize("value", [1, "true", "False", [True], Mockish()], ids=repr)
-def test_only_a_real_true_counts(value: object) -> None:
-    """What merely looks true switches no router on."""
+def test_only_a_real_true_in_the_config_counts(value: object) -> None:
     assert EngineProfile.detect(build_llm({AFFINITY: value})).adp_router is AdpRouter.DEFAULT
     assert EngineProfile.detect(build_llm({KV_AWARE: value})).adp_router is AdpRouter.DEFAULT
 
 
-def test_conversation_router_wins_where_both_are_configured() -> None:
+def test_the_conversation_router_wins_where_both_are_configured() -> None:
     """As in the engine's own choice."""
     assert (
         EngineProfile.detect(build_llm({AFFINITY: True, KV_AWARE: True})).adp_router is AdpRouter.CONVERSATION
     )
 
 
-def test_kv_cache_aware_router_needs_block_reuse() -> None:
+def test_the_kv_cache_aware_router_needs_block_reuse() -> None:
     """Without a cache to probe the engine balances."""
     llm = build_llm({KV_AWARE: True}, kv_cache_config={"enable_block_reuse": False})
     assert EngineProfile.detect(llm).adp_router is AdpRouter.DEFAULT
 
 
-def test_other_backends_have_no_such_router() -> None:
-    """Only the PyTorch backend has attention-DP routers."""
+def test_only_the_pytorch_backend_has_attention_dp_routers() -> None:
     assert (
         EngineProfile.detect(build_llm({AFFINITY: True}, backend="tensorrt")).adp_router is AdpRouter.DEFAULT
     )
@@ -147,11 +142,24 @@ def test_other_backends_have_no_such_router() -> None:
 
 @pytest.mark.parametrize(
     ("args", "requests"),
-    [({"max_batch_size": 16}, 16), ({}, 0), ({"max_batch_size": None}, 0), ({"max_batch_size": "16"}, 0)],
+    [
+        ({"max_batch_size": 16}, 16),
+        ({"max_batch_size": 16, "pipeline_parallel_size": 1}, 16),
+        ({"max_batch_size": 16, "pipeline_parallel_size": 4}, 64),
+        ({"max_batch_size": 16, "pipeline_parallel_size": None}, 16),
+        ({"max_batch_size": 16, "pipeline_parallel_size": "4"}, 16),
+        ({"pipeline_parallel_size": 4}, 0),
+        ({}, 0),
+        ({"max_batch_size": None}, 0),
+        ({"max_batch_size": "16"}, 0),
+        ({"max_batch_size": True}, 0),
+    ],
     ids=str,
 )
-def test_requests_of_a_rank_are_the_batch_size(args: dict[str, object], requests: int) -> None:
-    """Unknown where the config does not say."""
+def test_a_rank_runs_pipeline_parallel_size_times_the_batch_size_requests(
+    args: dict[str, object], requests: int
+) -> None:
+    """As the executor's own hard cap; unknown where the config does not say."""
     assert EngineProfile.detect(build_llm(None, **args)).max_active_requests == requests
 
 
@@ -170,7 +178,7 @@ def test_requests_of_a_rank_are_the_batch_size(args: dict[str, object], requests
 def test_dp_size_is_the_tensor_parallel_size_where_attention_dp_is_on(
     args: dict[str, object], dp_size: int
 ) -> None:
-    """One rank without attention DP, unknown where the config can't be read."""
+    """One rank without attention DP; unknown where the config can't be read."""
     assert EngineProfile.detect(build_llm(None, **args)).dp_size == dp_size
 
 
@@ -196,23 +204,25 @@ class Awkward:
     ids=range(8),
 )
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
-def test_odd_engine_is_an_unknown_one(release: Release, llm: object) -> None:
-    """Detection never raises and never claims a router that it has not seen."""
+def test_an_engine_of_unexpected_shape_has_an_unknown_or_default_router(
+    release: Release, llm: object
+) -> None:
+    """Detection never raises and never claims a router that it has not read."""
     with install(release):
         profile = EngineProfile.detect(llm)
     assert profile.adp_router in (AdpRouter.UNKNOWN, AdpRouter.DEFAULT)
 
 
-def test_without_tensorrt_llm_there_are_no_types() -> None:
-    """The client runs where the engine can't be imported."""
+def test_without_tensorrt_llm_there_are_no_types_and_only_a_rank_can_be_sent() -> None:
     assert EngineTypes.find() == EngineTypes()
     assert EngineProfile.detect(build_llm({AFFINITY: True})).dialect is EngineDialect.RANK_ONLY
 
 
-def test_lazy_profile_waits_until_the_engine_exists() -> None:
-    """None, an exception and unset arguments all mean: not yet; then the profile is kept."""
+def test_a_lazy_profile_waits_until_the_engine_exists_and_is_then_kept() -> None:
+    """None, an exception and unset arguments all mean: not yet."""
     llm = build_llm({AFFINITY: True})
-    steps: list[object] = [None, RuntimeError("not initialised"), SimpleNamespace(args=None), Awkward(), llm]
+    unfinished = SimpleNamespace(args=None)
+    steps: list[object] = [None, RuntimeError("not initialised"), unfinished, Awkward(), llm, llm]
 
     def get_llm() -> object:
         step = steps.pop(0)
@@ -226,10 +236,9 @@ def test_lazy_profile_waits_until_the_engine_exists() -> None:
     assert profile is not None
     assert (profile.adp_router, profile.records_first_rank) == (AdpRouter.CONVERSATION, True)
     assert source.current() is profile
-    assert steps == []
 
 
-def test_lazy_profile_of_an_engine_without_arguments_is_unknown_not_absent() -> None:
+def test_a_lazy_profile_of_an_engine_without_arguments_is_unknown_and_not_absent() -> None:
     """So that `affinity on` can fill it in."""
     profile = EngineProfile.lazy(object).current()
     assert profile is not None
@@ -242,10 +251,72 @@ def test_each_start_of_an_engine_is_another_instance() -> None:
     assert EngineProfile.detect(llm).instance_id != EngineProfile.detect(llm).instance_id
 
 
-def test_detection_changes_no_config() -> None:
-    """The engine's config is read only."""
+@pytest.mark.parametrize("instance_id", ["shared-engine", "", None])
+def test_processes_that_share_an_engine_pass_its_instance_id(instance_id: str | None) -> None:
+    """Without one, each profile is an engine start of its own."""
+    llm = build_llm(None)
+    profiles = [EngineProfile.detect(llm, instance_id=instance_id) for _ in range(2)]
+    profiles.append(EngineProfile.detect(llm))
+    names = {profile.instance_id for profile in profiles}
+    assert len(names) == (2 if instance_id else 3)
+    assert (instance_id in names) is bool(instance_id)
+    assert "" not in names
+
+
+def test_another_engine_of_a_lazy_profile_is_another_instance() -> None:
+    """Its cache is empty, and its config may be another one."""
+    engines = [build_llm({AFFINITY: True}), build_llm({KV_AWARE: True})]
+    current: list[object] = [engines[0]]
+    source = EngineProfile.lazy(lambda: current[0], records_first_rank=True)
+    first = source.current()
+    current[0] = None
+    assert source.current() is None
+    current[0] = engines[0]
+    assert source.current() is first
+    current[0] = engines[1]
+    second = source.current()
+    assert first is not None
+    assert second is not None
+    assert second is source.current()
+    assert first.instance_id != second.instance_id
+    assert (first.adp_router, second.adp_router) == (AdpRouter.CONVERSATION, AdpRouter.KV_CACHE_AWARE)
+    assert second.records_first_rank
+
+
+def test_another_engine_of_a_lazy_profile_that_is_still_being_built_is_waited_for() -> None:
+    current: list[object] = [build_llm(None)]
+    source = EngineProfile.lazy(lambda: current[0])
+    assert source.current() is not None
+    current[0] = SimpleNamespace(args=None)
+    assert source.current() is None
+
+
+def test_a_lazy_profile_asks_for_the_instance_id_once_per_engine() -> None:
+    names = iter(["start-1", "start-2", "start-3"])
+    current: list[object] = [None]
+    source = EngineProfile.lazy(lambda: current[0], get_instance_id=lambda: next(names))
+    found = []
+    for engine in (None, build_llm(None), build_llm(None)):
+        current[0] = engine
+        found += [profile.instance_id for _ in range(2) if (profile := source.current()) is not None]
+    assert found == ["start-1", "start-1", "start-2", "start-2"]
+
+
+def test_a_lazy_profile_without_its_instance_id_yet_is_not_ready() -> None:
+    """A nonce in its place would be another engine to the other processes that share this one."""
+    names: list[str] = []
+    source = EngineProfile.lazy(lambda: llm, get_instance_id=lambda: names[0])
+    llm = build_llm(None)
+    assert source.current() is None
+    names.append("start-1")
+    profile = source.current()
+    assert profile is not None
+    assert profile.instance_id == "start-1"
+
+
+def test_detection_leaves_the_engines_config_alone() -> None:
     with install(CONVERSATION_PARAMS):
-        llm = StandInLLM(CONVERSATION_PARAMS, 4, router="conversation")
+        llm = FakeLLM(CONVERSATION_PARAMS, 4, router="conversation")
         before = asdict(llm.args)
         EngineProfile.detect(llm)
         assert asdict(llm.args) == before

@@ -1,4 +1,4 @@
-"""What the client decides while the sidecar is silent."""
+"""What the client decides while the sidecar is unavailable."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from typing import Any
 import pytest
 
 from examples.fake_engine import CONVERSATION_PARAMS, RANK_ONLY, Release
-from tests.support.builders import build_profile, build_request
-from worker_client import AdpRouter, ClientConfig, IdentitySource, Origin, Phase, RankDirective, RankSource
-from worker_client._conversation import hash_conversation
+from routing_hints.conversation_id import hash_conversation
+from routing_hints.vocabulary import IdScope
+from tests.support.builders import FORWARD, WITHHOLD, build_client, build_profile, build_request
+from worker_client import AdpRouter, IdentitySource, Origin, Phase, RankDirective, RankSource
 from worker_client._local_rule import resolve_locally
-from worker_client._model import ClientPolicy, IdScope
+from worker_client._model import ClientPolicy
 from worker_client._request import AgentContext, RequestFacts, SessionControl
-from worker_client.testing import FakeClient
 
-FORWARD, WITHHOLD = RankDirective.FORWARD, RankDirective.WITHHOLD
 LONG_ID = "conversation-0001"  # 17 bytes: not weak
 
 
 def facts(session_id: str = LONG_ID, **fields: Any) -> RequestFacts:
-    """Facts of a request with an agent context."""
     return RequestFacts(**{"agent_context": AgentContext(session_id), **fields})
 
 
 def resolve(request: RequestFacts, policy: ClientPolicy | None = None, **engine: Any) -> Any:
-    """The rule's answer."""
     return resolve_locally(request, build_profile(**engine), policy or ClientPolicy())
 
 
-def test_agent_context_is_attached_and_the_rank_withheld() -> None:
-    """Never worse than Dynamo's own in-worker rule."""
-    answer = resolve(facts())
-    assert (answer.origin, answer.directive, answer.conversation_id) == (Origin.LOCAL_RULE, WITHHOLD, LONG_ID)
-    assert (answer.source, answer.source_detail) == (
+def test_the_id_of_the_agent_context_is_attached_and_the_rank_withheld() -> None:
+    """As Dynamo's own in-worker rule does, than which an outage must never be worse."""
+    decision = resolve(facts())
+    assert (decision.origin, decision.directive, decision.conversation_id) == (
+        Origin.LOCAL_RULE,
+        WITHHOLD,
+        LONG_ID,
+    )
+    assert (decision.source, decision.source_detail) == (
         IdentitySource.AGENT_CONTEXT,
         "agent_context.session_id",
     )
-    assert answer.conversation_hash == hash_conversation(LONG_ID)
+    assert decision.conversation_hash == hash_conversation(LONG_ID)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,10 @@ def test_agent_context_is_attached_and_the_rank_withheld() -> None:
         (RequestFacts(headers={"x-session-id": LONG_ID}), None),
     ],
 )
-def test_first_usable_structured_carrier_wins(request_: RequestFacts, conversation_id: str | None) -> None:
-    """In the policy's order; headers are the sidecar's alone."""
+def test_the_first_usable_structured_carrier_wins(
+    request_: RequestFacts, conversation_id: str | None
+) -> None:
+    """In the policy's order; headers are left to the sidecar."""
     assert resolve(request_).conversation_id == conversation_id
 
 
@@ -76,26 +79,30 @@ def test_first_usable_structured_carrier_wins(request_: RequestFacts, conversati
         ("tab\there", "", IdScope.OFF, False),
     ],
 )
-def test_only_verbatim_ids_are_resolved_alone(
+def test_only_ids_that_the_sidecar_passes_verbatim_are_resolved_alone(
     session_id: str, tenant: str, scope: IdScope, is_verbatim: bool
 ) -> None:
     """An outage never gives a conversation a second id."""
-    answer = resolve(facts(session_id, tenant=tenant), ClientPolicy(scope=scope))
-    assert answer.conversation_id == (session_id if is_verbatim else None)
-    assert answer.directive is (WITHHOLD if is_verbatim else FORWARD)
+    decision = resolve(facts(session_id, tenant=tenant), ClientPolicy(scope=scope))
+    assert decision.conversation_id == (session_id if is_verbatim else None)
+    assert decision.directive is (WITHHOLD if is_verbatim else FORWARD)
 
 
-def test_derived_id_of_the_first_carrier_is_not_replaced_by_a_later_carrier() -> None:
-    """The sidecar would take the first one too."""
+def test_a_derived_id_of_the_first_carrier_is_not_replaced_by_a_later_carriers() -> None:
+    """The sidecar would use the first one, too."""
     request = facts("a" * 257, session_control=SessionControl("control"))
     assert resolve(request).conversation_id is None
 
 
-def test_policy_without_local_carriers_forwards() -> None:
-    """Also for an engine whose router would be withheld from: the policy may be off."""
+def test_a_policy_without_local_carriers_forwards() -> None:
+    """Also for an engine whose router probes its caches: the policy may be off."""
     policy = ClientPolicy(local_sources=())
-    answer = resolve(facts(), policy, adp_router=AdpRouter.KV_CACHE_AWARE, rank_source=RankSource.ENGINE)
-    assert (answer.directive, answer.conversation_id, answer.origin) == (FORWARD, None, Origin.FORWARDED)
+    decision = resolve(facts(), policy, adp_router=AdpRouter.KV_CACHE_AWARE, rank_source=RankSource.ENGINE)
+    assert (decision.directive, decision.conversation_id, decision.origin) == (
+        FORWARD,
+        None,
+        Origin.FORWARDED,
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,23 +120,22 @@ def test_policy_without_local_carriers_forwards() -> None:
     ],
     ids=str,
 )
-def test_directive_follows_the_sidecars_table(
+def test_the_directive_is_that_of_the_sidecars_table(
     engine: dict[str, Any], directive: RankDirective, attaches: bool
 ) -> None:
     """Row by row, without placement, which only the sidecar has."""
-    answer = resolve(facts(), **engine)
-    assert (answer.directive, answer.conversation_id is not None) == (directive, attaches)
+    decision = resolve(facts(), **engine)
+    assert (decision.directive, decision.conversation_id is not None) == (directive, attaches)
 
 
 @pytest.mark.parametrize("release", [RANK_ONLY, CONVERSATION_PARAMS], ids=lambda r: r.name)
-def test_conversation_router_without_an_id_forwards(release: Release) -> None:
+def test_a_conversation_router_without_an_id_forwards(release: Release) -> None:
     """Withholding would lose both kinds of placement."""
-    answer = resolve_locally(RequestFacts(), build_profile(release), ClientPolicy())
-    assert (answer.directive, answer.conversation_hash) == (FORWARD, "")
+    decision = resolve_locally(RequestFacts(), build_profile(release), ClientPolicy())
+    assert (decision.directive, decision.conversation_hash) == (FORWARD, "")
 
 
-async def test_local_rule_can_be_switched_off() -> None:
-    """Then a silent sidecar means that everything is forwarded."""
-    client = FakeClient(lambda facts, engine: None, config=ClientConfig(local_rule=False))
+async def test_the_local_rule_can_be_switched_off() -> None:
+    client = build_client(None, local_rule=False)
     plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile())
-    assert (plan.answer.origin, plan.conversation_id) == (Origin.FORWARDED, None)
+    assert (plan.decision.origin, plan.conversation_id) == (Origin.FORWARDED, None)

@@ -1,4 +1,4 @@
-"""A plan's life: how it ends, what is reported of it, and that defects are counted and not felt."""
+"""A plan's life: how it ends, what is reported of it, and that internal errors are felt by no request."""
 
 from __future__ import annotations
 
@@ -13,25 +13,36 @@ from hypothesis import HealthCheck, given, settings
 from structlog.testing import capture_logs
 
 from routing_hints.v1 import service_pb2, types_pb2
-from tests import strategies
-from tests.support.builders import build_answer, build_profile, build_request, make_plan
-from tests.unit.worker_client.test_observation import build_output
-from worker_client import Answer, FinishOutcome, Origin, Phase, RankDirective, RequestKind
+from tests.support import strategies
+from tests.support.builders import (
+    ENGINE,
+    WITHHOLD,
+    build_client,
+    build_decision,
+    build_output,
+    build_request,
+    make_plan,
+)
+from worker_client import (
+    Affinity,
+    Decision,
+    EngineProfile,
+    EngineSource,
+    FinishOutcome,
+    Origin,
+    Phase,
+    Plan,
+    RankDirective,
+    RequestKind,
+)
 from worker_client.testing import FakeClient
 
-WITHHOLD = RankDirective.WITHHOLD
 CONTEXT = SimpleNamespace(id=lambda: "request-1")
 
 
-def client_of(answer: Answer | None) -> FakeClient:
-    """A client whose sidecar always says that; None is silence."""
-    return FakeClient(lambda facts, engine: answer)
-
-
-async def test_finish_says_what_became_of_the_request() -> None:
-    """Request, leg, decision, what was applied, and what was observed."""
-    client = client_of(build_answer(WITHHOLD, "c", decision_id="d-1"))
-    async with client.plan(build_request(), CONTEXT, phase=Phase.PREFILL, engine=build_profile()) as plan:
+async def test_a_finish_report_has_what_became_of_the_request() -> None:
+    client = build_client(build_decision(WITHHOLD, "c", decision_id="d-1"))
+    async with client.plan(build_request(), CONTEXT, phase=Phase.PREFILL, engine=ENGINE) as plan:
         plan.engine_kwargs()
         plan.observe(build_output(3, 64))
     assert client.finishes == [
@@ -48,10 +59,10 @@ async def test_finish_says_what_became_of_the_request() -> None:
     ]
 
 
-async def test_finish_of_an_unused_plan_claims_nothing() -> None:
-    """No parameters were asked for, nothing was observed: absent is not zero."""
-    client = client_of(build_answer(WITHHOLD, "c"))
-    async with client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile()):
+async def test_the_finish_report_of_an_unused_plan_claims_nothing() -> None:
+    """Absent is not zero."""
+    client = build_client(build_decision(WITHHOLD, "c"))
+    async with client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE):
         pass
     finish = client.finishes[0]
     assert (finish.applied_directive, finish.id_attached) == (types_pb2.RANK_DIRECTIVE_UNSPECIFIED, False)
@@ -59,13 +70,12 @@ async def test_finish_of_an_unused_plan_claims_nothing() -> None:
     assert not finish.HasField("cached_tokens")
 
 
-async def test_finish_names_the_local_reason() -> None:
-    """Why the client answered itself."""
-    client = client_of(None)
-    async with client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile()) as plan:
+async def test_a_finish_report_names_the_reason_of_the_clients_own_decision() -> None:
+    client = build_client(None)
+    async with client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE) as plan:
         plan.engine_kwargs()
-    assert plan.answer.origin is Origin.LOCAL_RULE
-    assert (client.finishes[0].local_reason, client.finishes[0].decision_id) == ("fake-silence", "")
+    assert plan.decision.origin is Origin.LOCAL_RULE
+    assert (client.finishes[0].local_reason, client.finishes[0].decision_id) == ("fake-unavailable", "")
 
 
 @pytest.mark.parametrize(
@@ -78,28 +88,27 @@ async def test_finish_names_the_local_reason() -> None:
     ],
     ids=["exception", "cancelled", "generator-exit", "interrupt"],
 )
-async def test_block_ends_the_request_however_it_is_left(error: BaseException, outcome: int) -> None:
-    """And lets the exception through."""
-    client = client_of(build_answer(WITHHOLD, "c"))
+async def test_the_block_ends_the_request_however_it_is_left_and_lets_the_exception_through(
+    error: BaseException, outcome: int
+) -> None:
+    client = build_client(build_decision(WITHHOLD, "c"))
     with pytest.raises(type(error)):
-        async with client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile()):
+        async with client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE):
             raise error
     assert [finish.outcome for finish in client.finishes] == [outcome]
 
 
 async def test_only_the_first_finish_counts() -> None:
-    """Whoever ends it early ends it for good."""
-    client = client_of(build_answer(WITHHOLD, "c"))
-    async with client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile()) as plan:
+    client = build_client(build_decision(WITHHOLD, "c"))
+    async with client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE) as plan:
         plan.finish(FinishOutcome.FAILED)
         plan.finish()
     assert [finish.outcome for finish in client.finishes] == [service_pb2.FINISH_OUTCOME_FAILED]
 
 
-async def test_awaited_plan_is_ended_by_its_caller() -> None:
-    """For callers without a block."""
-    client = client_of(build_answer(WITHHOLD, "c"))
-    plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile())
+async def test_an_awaited_plan_is_ended_by_its_caller() -> None:
+    client = build_client(build_decision(WITHHOLD, "c"))
+    plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE)
     assert client.finishes == []
     plan.finish()
     assert len(client.finishes) == 1
@@ -113,41 +122,85 @@ async def test_awaited_plan_is_ended_by_its_caller() -> None:
         ({"phase": Phase.UNSPECIFIED}, "phase-unknown"),
     ],
 )
-async def test_what_is_not_asked_about_forwards_the_routers_rank(
+async def test_a_request_that_is_not_decided_about_forwards_the_routers_rank_and_sends_nothing(
     options: dict[str, Any], reason: str
 ) -> None:
-    """No state is touched and nothing is sent."""
-    client = client_of(build_answer(WITHHOLD, "c"))
-    options = {"phase": Phase.PREFILL, "engine": build_profile(), **options}
+    client = build_client(build_decision(WITHHOLD, "c"))
+    options = {"phase": Phase.PREFILL, "engine": ENGINE, **options}
     plan = await client.plan(build_request(rank=2), **options)
     plan.finish()
     assert plan.engine_kwargs()["scheduling_params"].attention_dp_rank == 2
-    assert (plan.reason, client.questions, client.finishes) == (reason, [], [])
-    assert client.stats()["not_asked"] == {reason: 1}
+    assert (plan.reason, client.requests, client.finishes) == (reason, [], [])
+    assert client.stats()["skipped_requests"] == {reason: 1}
+
+
+def test_the_public_names_of_a_plan_are_pinned() -> None:
+    assert {name for name in dir(Plan) if not name.startswith("_")} == {
+        "applied_directive",
+        "conversation_hash",
+        "conversation_id",
+        "decision",
+        "engine_kwargs",
+        "finish",
+        "is_decided",
+        "notices",
+        "observe",
+        "observed_rank",
+        "phase",
+        "reason",
+    }
+
+
+async def test_a_plan_shows_what_was_decided_applied_and_observed() -> None:
+    decision = build_decision(WITHHOLD, "c", notices=("session-final",))
+    plan = await make_plan(decision, ENGINE, request=build_request(rank=65_536), phase=Phase.DECODE)
+    assert (plan.phase, plan.decision, plan.reason, plan.is_decided) == (Phase.AGGREGATED, decision, "", True)
+    assert (plan.conversation_id, plan.conversation_hash) == ("c", "0123456789abcdef")
+    assert plan.notices == ("session-final", "router-rank-out-of-range")
+    assert (plan.applied_directive, plan.observed_rank) == (RankDirective.UNSPECIFIED, None)
+    plan.engine_kwargs()
+    plan.observe(build_output(3))
+    assert (plan.applied_directive, plan.observed_rank) == (WITHHOLD, 3)
+
+
+@pytest.mark.parametrize(
+    ("make_client", "engine", "kind", "is_decided"),
+    [
+        (lambda: build_client(None), ENGINE, RequestKind.NORMAL, True),
+        (lambda: build_client(None), ENGINE, RequestKind.WARMUP, False),
+        (lambda: build_client(None, affinity=Affinity.OFF), ENGINE, RequestKind.NORMAL, False),
+        (lambda: build_client(None), EngineProfile.lazy(lambda: None), RequestKind.NORMAL, False),
+        (lambda: FakeClient(raise_on_decide), ENGINE, RequestKind.NORMAL, False),
+    ],
+    ids=["local-rule", "warm-up", "gate-off", "no-engine", "internal-error"],
+)
+async def test_a_plan_that_the_local_rule_decided_is_decided_and_one_that_only_forwards_is_not(
+    make_client: Callable[[], FakeClient], engine: EngineSource, kind: RequestKind, is_decided: bool
+) -> None:
+    plan = await make_client().plan(build_request(), phase=Phase.PREFILL, engine=engine, kind=kind)
+    assert plan.is_decided is is_decided
 
 
 class BrokenEngine:
-    """An engine source that breaks its word not to raise."""
+    """An engine source that breaks its promise not to raise."""
 
     def current(self) -> Any:
-        """Raises."""
         raise RuntimeError("raw-conversation-id")
 
 
-def raise_on_ask(facts: object, engine: object) -> Answer | None:
-    """A sidecar that is a defect."""
+def raise_on_decide(facts: object, engine: object) -> Decision | None:
     raise LookupError("raw-conversation-id")
 
 
 @pytest.mark.parametrize(
     ("make_client", "engine", "error"),
     [
-        (lambda: client_of(None), BrokenEngine(), "RuntimeError"),
-        (lambda: FakeClient(raise_on_ask), build_profile(), "LookupError"),
+        (lambda: build_client(None), BrokenEngine(), "RuntimeError"),
+        (lambda: FakeClient(raise_on_decide), ENGINE, "LookupError"),
     ],
-    ids=["engine", "answer"],
+    ids=["engine", "decision"],
 )
-async def test_defects_are_counted_logged_once_and_not_felt(
+async def test_internal_errors_are_counted_logged_once_and_felt_by_no_request(
     make_client: Callable[[], FakeClient], engine: Any, error: str
 ) -> None:
     """By type and place, without the text, which may hold values of the request."""
@@ -157,35 +210,32 @@ async def test_defects_are_counted_logged_once_and_not_felt(
             plan = await client.plan(build_request(rank=2), phase=Phase.PREFILL, engine=engine)
             assert set(plan.engine_kwargs()) == {"disaggregated_params", "scheduling_params"}
             plan.finish()
-    assert plan.reason == "client-defect"
-    assert client.stats()["defects"] == {error: 3}
-    defects = [line for line in lines if line["event"] == "routing_hints_defect"]
-    assert [(line["log_level"], line["error"]) for line in defects] == [("error", error)]
+    assert plan.reason == "client-internal-error"
+    assert client.stats()["internal_errors"] == {error: 3}
+    internal_errors = [line for line in lines if line["event"] == "routing_hints_internal_error"]
+    assert [(line["log_level"], line["error"]) for line in internal_errors] == [("error", error)]
     assert "raw-conversation-id" not in repr(lines)
 
 
 async def test_parameters_that_can_not_be_assembled_are_the_callers_own() -> None:
-    """The engine call goes on with what the worker gave."""
-    plan = await make_plan(build_answer(WITHHOLD, "c"), build_profile())
+    plan = await make_plan(build_decision(WITHHOLD, "c"), ENGINE)
     odd = strategies.Awkward()
     kwargs = plan.engine_kwargs(disaggregated_params=odd, scheduling_params=odd)
     assert kwargs["disaggregated_params"] is odd
     assert kwargs["scheduling_params"] is odd
 
 
-async def test_context_manager_is_reusable_for_nothing_but_its_own_request() -> None:
-    """Leaving a block that was never entered does nothing."""
-    client = client_of(None)
-    pending = client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile())
+async def test_leaving_a_block_that_was_never_entered_does_nothing() -> None:
+    client = build_client(None)
+    pending = client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE)
     await pending.__aexit__(None, None, None)
     assert client.finishes == []
 
 
-async def test_request_is_not_changed_by_its_plan() -> None:
-    """The worker's dict goes on to the engine as it came."""
+async def test_a_request_is_not_changed_by_its_plan() -> None:
     request = build_request(rank=2)
     before = copy.deepcopy(request)
-    plan = await make_plan(build_answer(WITHHOLD, "c"), build_profile(), request=request)
+    plan = await make_plan(build_decision(WITHHOLD, "c"), ENGINE, request=request)
     plan.engine_kwargs()
     plan.finish()
     assert request == before
@@ -194,14 +244,12 @@ async def test_request_is_not_changed_by_its_plan() -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(request=strategies.requests, context=strategies.contexts, output=strategies.json_like)
 def test_no_request_raises_anywhere_on_its_path(request: object, context: object, output: object) -> None:
-    """Whatever the worker was handed, there are parameters and an end."""
-
     async def serve() -> None:
-        client = client_of(None)
+        client = build_client(None)
         with capture_logs():
-            async with client.plan(request, context, phase=Phase.DECODE, engine=build_profile()) as plan:
+            async with client.plan(request, context, phase=Phase.DECODE, engine=ENGINE) as plan:
                 assert {"disaggregated_params", "scheduling_params"} <= set(plan.engine_kwargs())
                 plan.observe(output)
-        assert plan.reason != "client-defect"
+        assert plan.reason != "client-internal-error"
 
     asyncio.run(serve())

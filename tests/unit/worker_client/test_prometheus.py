@@ -1,40 +1,45 @@
 """The client's counters in a worker's own registry."""
 
-import re
-from pathlib import Path
+from __future__ import annotations
 
 import pytest
 
-from worker_client import ClientConfig, EngineProfile, Phase, RoutingHintClient
+from tests.support.builders import build_client
+from worker_client import ClientConfig, EngineProfile, Phase, RoutingHintClient, _metrics
 
 pytest.importorskip("prometheus_client", reason="the extra [prometheus] is not installed")
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from worker_client.prometheus import LABELS, StatsCollector
-
-PAGE = Path(__file__).parents[3] / "docs" / "reference.md"
+from worker_client.prometheus import StatsCollector
 
 
-async def test_counters_are_published_by_the_names_of_the_page() -> None:
-    """The parts of a label come apart, and what has no label has none."""
+async def test_counters_are_published_by_the_names_of_the_reference_page() -> None:
     client = RoutingHintClient(ClientConfig(target="unix:///nowhere/sidecar.sock"))
     registry = CollectorRegistry()
     registry.register(StatsCollector(client))
     async with client.plan({}, phase=Phase.PREFILL, engine=EngineProfile()) as plan:
         plan.engine_kwargs()
-    text = generate_latest(registry).decode()
+    lines = generate_latest(registry).decode().splitlines()
     await client.close()
-    assert 'routing_hints_client_plans_total{origin="forwarded"} 1.0' in text
-    assert (
-        'routing_hints_client_effect_total{decision="none",directive="forward",effect="unknown"} 1.0' in text
-    )
-    assert 'routing_hints_client_finished_total{outcome="completed"} 1.0' in text
+    labels = 'directive="forward",placement="none",result="unknown"'
+    assert 'routing_hints_client_plans_total{origin="forwarded"} 1.0' in lines
+    assert f"routing_hints_client_conversation_returns_total{{{labels}}} 1.0" in lines
+    assert 'routing_hints_client_finished_total{outcome="completed"} 1.0' in lines
 
 
-def test_every_labelled_counter_of_the_page_has_a_name_for_its_label() -> None:
-    """A counter that the collector does not know would lose its label."""
-    section = PAGE.read_text().split("## Counters of the worker client")[1].split("\n## ")[0]
-    rows = [row.split("|")[1:3] for row in section.splitlines() if row.startswith("| `")]
-    labelled = {name for names, label in rows if label.strip() for name in re.findall(r"`(\w+)`", names)}
-    assert labelled == set(LABELS)
+def test_every_counter_is_published_with_its_labels_and_its_help() -> None:
+    client = build_client(None)
+    for metric in _metrics.TABLE:
+        client.metrics.add(metric, *metric.labels)
+        client.metrics.add(metric, *("other" for _ in metric.labels))
+    families = {family.name: family for family in StatsCollector(client).collect()}
+    for metric in _metrics.TABLE:
+        family = families.pop(f"routing_hints_client_{metric.name}")
+        assert (family.type, family.documentation) == ("counter", metric.help)
+        labels = [sample.labels for sample in family.samples]
+        expected = [dict(zip(metric.labels, metric.labels, strict=True))]
+        if metric.labels:
+            expected.append(dict.fromkeys(metric.labels, "other"))
+        assert sorted(map(str, labels)) == sorted(map(str, expected))
+    assert families == {}

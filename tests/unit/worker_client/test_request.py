@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests import strategies
+from tests.support import strategies
 from worker_client import Phase, RequestKind
 from worker_client._request import AgentContext, RequestFacts, SessionControl, read_request
 
 
 def read(request: object, context: object = None, **options: Any) -> RequestFacts:
-    """The facts of a request on the prefill leg."""
     return read_request(request, context, **{"phase": Phase.PREFILL, **options})
 
 
-def test_request_of_a_later_release_is_read() -> None:
-    """Agent context, headers, router's choice, trace and tenant of Dynamo 1.6."""
+def test_a_request_of_dynamo_1_6_is_read() -> None:
+    """Agent context, headers, router's choice, trace and tenant."""
     context = SimpleNamespace(
         id=lambda: "request-1", metadata={"k": "v"}, trace_headers=lambda: {"traceparent": "00-a-b-01"}
     )
@@ -42,15 +41,15 @@ def test_request_of_a_later_release_is_read() -> None:
     )
     assert facts.request_id == "request-1"
     assert (facts.model, facts.tenant, facts.prompt_tokens) == ("m", "tenant", 3)
-    assert (facts.router_rank, facts.router_prefill_rank) == (2, 1)
+    assert (facts.router_rank, facts.prefill_rank) == (2, None)
     assert facts.agent_context == AgentContext("s", "p", False, "", "")
     assert facts.headers == {"x-claude-code-session-id": "first"}
     assert (facts.traceparent, facts.metadata, facts.annotations) == ("00-a-b-01", {"k": "v"}, ("a", "b"))
     assert facts.notices == []
 
 
-def test_session_control_of_an_early_release_is_read() -> None:
-    """Dynamo 1.1 and 1.2 put it into `routing`, and their context has no metadata."""
+def test_session_control_of_dynamo_1_1_is_read() -> None:
+    """It is in `routing`, and the context of that release has no metadata."""
     request = {"routing": {"session_control": {"session_id": "s", "action": "open", "timeout": 300}}}
     facts = read(request, SimpleNamespace(id=lambda: "request-1"))
     assert facts.session_control == SessionControl("s", "open", 300)
@@ -58,7 +57,7 @@ def test_session_control_of_an_early_release_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "prefill_result", "phase"),
+    ("given", "prefill_result", "phase"),
     [
         (Phase.PREFILL, None, Phase.PREFILL),
         (Phase.DECODE, {"disaggregated_params": {}}, Phase.DECODE),
@@ -72,14 +71,14 @@ def test_session_control_of_an_early_release_is_read() -> None:
     ],
 )
 def test_decode_without_a_prefill_result_is_aggregated(
-    asked: object, prefill_result: object, phase: Phase
+    given: object, prefill_result: object, phase: Phase
 ) -> None:
     """A decode worker that prefills for itself keeps both kinds of state."""
-    assert read({"prefill_result": prefill_result}, phase=asked).phase is phase
+    assert read({"prefill_result": prefill_result}, phase=given).phase is phase
 
 
-def test_decode_learns_from_the_prefill_result() -> None:
-    """Rank and cached tokens are what the prefill worker handed over; `prefill_dp_rank` is stale."""
+def test_decode_takes_rank_and_cached_tokens_from_the_prefill_result() -> None:
+    """`prefill_dp_rank` is stale in many requests and never read."""
     facts = read(
         {
             "routing": {"dp_rank": 3, "prefill_dp_rank": 0, "prefill_worker_id": 77},
@@ -105,7 +104,7 @@ def test_decode_learns_from_the_prefill_result() -> None:
         ({}, "warmup", RequestKind.NORMAL),
     ],
 )
-def test_kind_is_read_from_the_request_or_given(
+def test_the_kind_is_read_from_the_request_or_given(
     request_: dict[str, Any], kind: object, read_as: RequestKind
 ) -> None:
     """Only Dynamo's own mark makes a health check."""
@@ -127,10 +126,9 @@ def test_kind_is_read_from_the_request_or_given(
         ({"extra_args": {"nvext": None}}, {}, None, ""),
     ],
 )
-def test_tenant_has_an_order_of_sources(
+def test_the_tenant_is_the_callers_else_a_cache_salt_else_the_header(
     request_: dict[str, Any], headers: dict[str, str], tenant: str | None, expected: str
 ) -> None:
-    """What the caller passes, else the cache salts, else the header."""
     assert read(request_, headers=headers, tenant=tenant).tenant == expected
 
 
@@ -154,8 +152,7 @@ def test_a_number_names_a_conversation_as_its_text(given: object, read_as: str, 
 
 
 @pytest.mark.parametrize("rank", [True, "1", -1, 65_536, 2**40, 1.0, [1]], ids=repr)
-def test_rank_that_is_none_is_dropped_with_a_notice(rank: object) -> None:
-    """Only whole numbers of the contract's range are ranks."""
+def test_a_value_that_can_not_be_a_rank_is_dropped_with_a_notice(rank: object) -> None:
     facts = read({"routing": {"dp_rank": rank}})
     assert (facts.router_rank, facts.notices) == (None, ["router-rank-out-of-range"])
 
@@ -163,20 +160,20 @@ def test_rank_that_is_none_is_dropped_with_a_notice(rank: object) -> None:
 @pytest.mark.parametrize(
     "token_ids", [b"\1\0\0\0\2\0\0\0", bytearray(8), memoryview(bytes(8)), [1, 2], (1, 2)]
 )
-def test_packed_token_ids_are_counted(token_ids: object) -> None:
+def test_token_ids_are_counted_also_where_they_are_packed(token_ids: object) -> None:
     """`DYN_TOKEN_IDS_AS_BYTES` packs four bytes each."""
     assert read({"token_ids": token_ids}).prompt_tokens == 2
 
 
 @pytest.mark.parametrize("value", [b"caf\xff", "lone \ud800"], ids=ascii)
-def test_what_is_no_utf8_is_dropped_with_a_notice(value: object) -> None:
+def test_a_value_that_is_not_utf8_is_dropped_with_a_notice(value: object) -> None:
     """The wire carries UTF-8 only, and one bad value would end everybody's stream."""
     facts = read({"agent_context": {"session_id": value}})
     assert (facts.agent_context, facts.notices) == (AgentContext(), ["value-not-utf8-dropped"])
 
 
-def test_value_of_more_than_16_kib_is_dropped_with_a_notice() -> None:
-    """The limit counts bytes of UTF-8 and holds its own length."""
+def test_a_value_of_more_than_16_kib_is_dropped_with_a_notice() -> None:
+    """The limit counts bytes of UTF-8."""
     fits, too_long = "é" * 8_192, "é" * 8_192 + "x"
     facts = read({}, headers={"a": fits, "b": too_long, "c": "x" * 20_480})
     assert facts.headers == {"a": fits, "b": "", "c": ""}
@@ -184,7 +181,6 @@ def test_value_of_more_than_16_kib_is_dropped_with_a_notice() -> None:
 
 
 def test_headers_beyond_256_are_dropped_with_a_notice() -> None:
-    """10,000 headers cost what 256 do."""
     facts = read({}, headers={f"h{number}": "v" for number in range(10_000)})
     assert len(facts.headers) == 256
     assert facts.notices == ["headers-over-limit-dropped"]
@@ -196,21 +192,19 @@ def test_headers_may_be_pairs_and_the_first_of_a_name_counts() -> None:
     assert read({}, headers=headers).headers == {"x-session-id": "one"}
 
 
-def test_headers_of_the_caller_win_over_agent_headers() -> None:
-    """What the worker saw itself is nearer than a copy."""
+def test_the_callers_headers_win_over_agent_headers() -> None:
+    """What the worker received itself is nearer than a copy."""
     request = {"agent_context": {"agent_headers": {"a": ["copy"], "b": ["copy"]}}}
     assert read(request, headers={"A": "own"}).headers == {"a": "own", "b": "copy"}
 
 
 @pytest.mark.parametrize("request_", [None, 3, "text", [], object(), {"routing": None, "agent_context": "s"}])
-def test_what_is_no_request_has_no_facts(request_: object) -> None:
-    """Nothing is there, and nothing is wrong."""
+def test_a_value_that_is_not_a_request_has_no_facts(request_: object) -> None:
     facts = read(request_)
     assert (facts.agent_context, facts.router_rank, facts.notices) == (None, None, [])
 
 
-def test_request_is_never_changed() -> None:
-    """The worker's own dict stays what it was, all the way down."""
+def test_the_request_is_never_changed() -> None:
     request = {
         "routing": {"dp_rank": 9**9},
         "agent_context": {"agent_headers": {"A": ["b"]}, "session_id": 4},
@@ -221,7 +215,6 @@ def test_request_is_never_changed() -> None:
 
 
 def assert_the_wire_can_carry(facts: RequestFacts) -> None:
-    """Asserts that what was read is in range and that its text is UTF-8."""
     texts = [facts.request_id, facts.model, facts.tenant, facts.traceparent, facts.conversation_id]
     texts += [*facts.headers, *facts.headers.values(), *facts.annotations]
     assert all(len(text.encode()) <= 16_384 for text in texts)
@@ -236,7 +229,6 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @PATIENT
 @given(request=strategies.requests, context=strategies.contexts)
 def test_reading_any_request_never_raises(request: object, context: object) -> None:
-    """Whatever stands where a request should, there are facts."""
     assert_the_wire_can_carry(read(request, context, phase=Phase.DECODE))
 
 
@@ -251,6 +243,5 @@ def test_reading_any_request_never_raises(request: object, context: object) -> N
 def test_reading_any_option_never_raises(
     phase: object, headers: object, body: object, tenant: object, kind: object
 ) -> None:
-    """Nor does it matter what else is passed."""
     options = {"phase": phase, "headers": headers, "body": body, "tenant": tenant, "kind": kind}
     assert_the_wire_can_carry(read({}, **options))

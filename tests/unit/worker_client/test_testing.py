@@ -4,41 +4,38 @@ from __future__ import annotations
 
 import worker_client
 from routing_hints.v1 import service_pb2, types_pb2
-from tests.support.builders import build_answer, build_profile, build_request
-from worker_client import ClientConfig, Origin, Phase, RankDirective, RoutingHintClient, testing
+from tests.support.builders import ENGINE, PLACE, build_decision, build_request
+from worker_client import ClientConfig, Origin, Phase, RoutingHintClient, testing
 from worker_client.testing import FakeClient, InProcessSidecar
 
 
-async def test_fake_client_answers_structured_carriers_by_default() -> None:
-    """As a sidecar would for them."""
+async def test_a_fake_client_decides_by_structured_carriers_by_default() -> None:
     client = FakeClient()
-    async with client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile()) as plan:
-        assert (plan.answer.origin, plan.conversation_id) == (Origin.SIDECAR, "conversation-0001")
-    assert [question.facts.model for question in client.questions] == ["m"]
+    async with client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE) as plan:
+        assert (plan.decision.origin, plan.conversation_id) == (Origin.SIDECAR, "conversation-0001")
+    assert [pending.facts.model for pending in client.requests] == ["m"]
     assert len(client.finishes) == 1
 
 
-async def test_fake_client_answers_what_it_is_told() -> None:
-    """The function sees facts and engine."""
-    client = FakeClient(lambda facts, engine: build_answer(RankDirective.PLACE, dp_rank=engine.dp_size - 1))
-    plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile())
-    assert plan.answer.dp_rank == 3
+async def test_a_fake_client_decides_as_its_function_does() -> None:
+    client = FakeClient(lambda facts, engine: build_decision(PLACE, dp_rank=engine.dp_size - 1))
+    plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE)
+    assert plan.decision.dp_rank == 3
 
 
-async def test_fake_client_needs_no_sidecar_to_be_entered_and_left() -> None:
-    """A worker's own start and stop run in its tests too."""
+async def test_a_fake_client_is_entered_and_left_without_a_sidecar() -> None:
+    """A worker's own start and stop run in its tests, too."""
     async with FakeClient() as client:
-        plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile())
-    late = await client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile())
-    assert (plan.reason, late.reason) == ("", "client-closed")
+        plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE)
+    after = await client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE)
+    assert (plan.reason, after.reason) == ("", "client-closed")
 
 
-async def test_in_process_sidecar_answers_over_a_real_socket_and_records() -> None:
-    """Questions and ends of requests can be looked at afterwards."""
+async def test_an_in_process_sidecar_responds_over_a_real_socket_and_records() -> None:
     async with InProcessSidecar() as sidecar:
         async with (
             RoutingHintClient(ClientConfig(sidecar.target, unknown_timeout_s=30.0)) as client,
-            client.plan(build_request(rank=2), phase=Phase.PREFILL, engine=build_profile()) as plan,
+            client.plan(build_request(rank=2), phase=Phase.PREFILL, engine=ENGINE) as plan,
         ):
             assert (plan.reason, plan.conversation_id) == ("", "conversation-0001")
             plan.engine_kwargs()
@@ -46,30 +43,28 @@ async def test_in_process_sidecar_answers_over_a_real_socket_and_records() -> No
         assert [finish.id_attached for finish in sidecar.finishes] == [True]
 
 
-async def test_in_process_sidecar_answers_what_it_is_told() -> None:
-    """The function sees the message as it came over the wire."""
-
+async def test_an_in_process_sidecar_responds_as_its_function_does() -> None:
     def forward(request: service_pb2.EnrichRequest) -> service_pb2.EnrichResponse:
         return service_pb2.EnrichResponse(
-            rank_directive=types_pb2.RANK_DIRECTIVE_FORWARD, notices=[request.engine.instance_id]
+            rank_directive=types_pb2.RANK_DIRECTIVE_FORWARD, notices=[request.engine_instance]
         )
 
     async with (
         InProcessSidecar(forward) as sidecar,
         RoutingHintClient(ClientConfig(sidecar.target, unknown_timeout_s=30.0)) as client,
     ):
-        plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=build_profile())
+        plan = await client.plan(build_request(), phase=Phase.PREFILL, engine=ENGINE)
         assert plan.notices == ("engine-1",)
 
 
-def test_public_names_are_pinned() -> None:
-    """Adding is a decision, removing a breaking change."""
+def test_the_public_names_are_pinned() -> None:
+    """Adding one is a decision, removing one a breaking change."""
     assert worker_client.__all__ == [
         "AdpRouter",
         "Affinity",
-        "Answer",
         "ClientConfig",
         "ConfigurationError",
+        "ConfigurationProblem",
         "Decision",
         "EngineDialect",
         "EngineProfile",
@@ -80,6 +75,7 @@ def test_public_names_are_pinned() -> None:
         "Origin",
         "PendingPlan",
         "Phase",
+        "PlacementState",
         "Plan",
         "RankDirective",
         "RankSource",

@@ -139,14 +139,14 @@ async def test_simulated_time_stands_still_while_a_call_is_awaited() -> None:
     bridge = Bridge(env)
     seen: list[tuple[str, float]] = []
 
-    async def answer(name: str) -> str:
+    async def decision(name: str) -> str:
         await asyncio.sleep(0)
         seen.append((name, env.now))
         return name
 
     def ask(name: str, at_s: float):  # type: ignore[no-untyped-def]
         yield env.timeout(at_s)
-        got = yield bridge.call(lambda: answer(name))
+        got = yield bridge.call(lambda: decision(name))
         seen.append((f"{got} back", env.now))
 
     env.process(ask("late", 2.0))
@@ -162,7 +162,7 @@ async def test_calls_of_one_instant_are_awaited_together() -> None:
     begun: list[str] = []
     both = asyncio.Event()
 
-    async def answer(name: str) -> None:
+    async def decision(name: str) -> None:
         begun.append(name)
         if len(begun) == 2:
             both.set()
@@ -170,7 +170,7 @@ async def test_calls_of_one_instant_are_awaited_together() -> None:
 
     def ask(name: str):  # type: ignore[no-untyped-def]
         yield env.timeout(1.0)
-        yield bridge.call(lambda: answer(name))
+        yield bridge.call(lambda: decision(name))
 
     env.process(ask("first"))
     env.process(ask("second"))
@@ -319,8 +319,8 @@ def test_an_interval_is_students() -> None:
 def test_a_healthy_run_raises_no_flag() -> None:
     """And each sign of trouble raises its own."""
     assert find_flags(_HEALTHY) == []
-    assert find_flags(replace(_HEALTHY, attached_context=0.5)) == ["no id on the context leg"]
-    assert find_flags(replace(_HEALTHY, attached_generation=0.0)) == ["no id on the generation leg"]
+    assert find_flags(replace(_HEALTHY, attached_context=0.5)) == ["no id in the context phase"]
+    assert find_flags(replace(_HEALTHY, attached_generation=0.0)) == ["no id in the generation phase"]
     assert find_flags(replace(_HEALTHY, rank_forced=True)) == ["rank forced"]
     assert find_flags(replace(_HEALTHY, moved=0.5)) == ["conversations move"]
     assert find_flags(replace(_HEALTHY, warnings=("a_warning",))) == ["a_warning"]

@@ -83,5 +83,5 @@ def test_a_failure_is_held_against_the_gain() -> None:
     text = write_report({"policies": policies, "failures": [bad]})
     line = next(line for line in text.splitlines() if line.startswith(f"| {failure.name}"))
     assert "| 75 % |" in line
-    assert line.endswith("| no id on the context leg (1/1) |")
-    assert "| none (engine, both legs) | 4.00 | 0 % |" in text
+    assert line.endswith("| no id in the context phase (1/1) |")
+    assert "| none (engine, both phases) | 4.00 | 0 % |" in text

@@ -6,141 +6,133 @@ import tracemalloc
 
 import pytest
 
-from sidecar.model import Decision
-from sidecar.placement.engine_phase import MAX_LEGS
+from routing_hints.vocabulary import PlacementState
+from sidecar.placement.engine_phase import MAX_ENGINE_PHASES
 from sidecar.placement.lease import MAX_LEASES
-from tests.support.placement_world import World
+from sidecar.telemetry import metrics
+from tests.support.placement_world import PlacementHarness
 
 
-def test_the_conversation_used_longest_ago_is_evicted() -> None:
-    """A full table makes room for a new conversation by forgetting the oldest use."""
-    world = World(max_conversations=3)
+def test_full_table_evicts_the_conversation_used_longest_ago() -> None:
+    harness = PlacementHarness(max_conversations=3)
     for name in ("a", "b", "c", "a", "d"):
-        world.run(name)
-    assert [entry.conversation for entry in world.placement.table] == ["d", "a", "c"]
-    assert world.counted("conversations_forgotten") == {"evicted": 1}
+        harness.run_turn(name)
+    assert harness.list_conversations() == ["d", "a", "c"]
+    assert harness.read_counts(metrics.CONVERSATIONS_FORGOTTEN) == {"evicted": 1}
 
 
-def test_a_request_in_flight_keeps_its_entry() -> None:
-    """Eviction spares the oldest conversation while it runs."""
-    world = World(max_conversations=2)
-    world.ask("flying")
+def test_conversation_with_a_request_in_flight_is_not_evicted() -> None:
+    harness = PlacementHarness(max_conversations=2)
+    harness.place("in flight")
     for name in ("a", "b", "c"):
-        world.run(name)
-    assert {entry.conversation for entry in world.placement.table} == {"flying", "c"}
+        harness.run_turn(name)
+    assert set(harness.list_conversations()) == {"in flight", "c"}
 
 
-def test_a_table_full_of_requests_in_flight_evicts_all_the_same() -> None:
-    """The bound holds whatever happens, and a new conversation is never refused."""
-    world = World(max_conversations=2)
-    asked = [world.ask(name) for name in ("a", "b", "c")]
-    assert len(world.placement.table) == 2
-    assert "c" in {entry.conversation for entry in world.placement.table}
-    for one in asked:
-        assert one is not None
+def test_table_full_of_requests_in_flight_evicts_all_the_same() -> None:
+    """The bound holds in any case, and a new conversation is never refused."""
+    harness = PlacementHarness(max_conversations=2)
+    placed = [harness.place(name) for name in ("a", "b", "c")]
+    assert len(harness.list_entries()) == 2
+    assert "c" in harness.list_conversations()
+    for one in placed:
         one.finish(observed=one.rank)
-    assert world.outstanding() == [0, 0, 0, 0]
-    assert sum(world.resident()) == 2_000
+    assert harness.outstanding() == [0, 0, 0, 0]
+    assert sum(harness.resident()) == 2_000
 
 
-@pytest.mark.parametrize(("idle_s", "decision"), [(3_600, Decision.RETAINED), (3_601, Decision.NEW)])
-def test_an_idle_conversation_is_forgotten(idle_s: float, decision: Decision) -> None:
-    """After the idle TTL it is new, in a look as in an answer."""
-    world = World(idle_ttl_s=3_600.0)
-    world.run("c")
-    world.now_s += idle_s
-    peeked = world.peek("c")
-    assert peeked is not None
-    assert peeked[1] is decision
-    asked = world.ask("c")
-    assert asked is not None
-    assert asked.decision is decision
+@pytest.mark.parametrize(
+    ("idle_s", "placement_state"), [(3_600, PlacementState.RETAINED), (3_601, PlacementState.NEW)]
+)
+def test_conversation_is_new_again_after_the_idle_ttl(idle_s: float, placement_state: PlacementState) -> None:
+    harness = PlacementHarness(idle_ttl_s=3_600.0)
+    harness.run_turn("c")
+    harness.now_s += idle_s
+    previewed = harness.preview("c")
+    assert previewed is not None
+    assert previewed[1] is placement_state
+    assert harness.place("c").placement is placement_state
 
 
-def test_use_keeps_a_conversation() -> None:
-    """The TTL runs from the last use, not from the first."""
-    world = World(idle_ttl_s=100.0)
+def test_idle_ttl_runs_from_the_last_use() -> None:
+    harness = PlacementHarness(idle_ttl_s=100.0)
     for _ in range(5):
-        world.run("c")
-        world.now_s += 90
-    peeked = world.peek("c")
-    assert peeked is not None
-    assert peeked[1] is Decision.RETAINED
+        harness.run_turn("c")
+        harness.now_s += 90
+    previewed = harness.preview("c")
+    assert previewed is not None
+    assert previewed[1] is PlacementState.RETAINED
 
 
-def test_flying_is_use() -> None:
-    """A conversation with a request in flight is not idle, however long that takes."""
-    world = World(idle_ttl_s=100.0)
-    world.run("c")
-    flying = world.ask("c")
-    assert flying is not None
-    world.now_s += 500
-    world.run("other")
-    flying.finish(observed=flying.rank)
-    peeked = world.peek("c")
-    assert peeked is not None
-    assert peeked[1] is Decision.RETAINED
+def test_conversation_with_a_request_in_flight_is_never_idle() -> None:
+    harness = PlacementHarness(idle_ttl_s=100.0)
+    harness.run_turn("c")
+    in_flight = harness.place("c")
+    harness.now_s += 500
+    harness.run_turn("other")
+    in_flight.finish(observed=in_flight.rank)
+    previewed = harness.preview("c")
+    assert previewed is not None
+    assert previewed[1] is PlacementState.RETAINED
 
 
 @pytest.mark.parametrize(("idle_s", "left"), [(0, 8_000), (600, 4_000), (1_200, 2_000), (1_800, 1_000)])
-def test_idle_tokens_count_less_and_less(idle_s: float, left: float) -> None:
-    """What a conversation keeps halves every ten minutes."""
-    world = World()
-    home = world.run("c", 8_000).rank
-    world.now_s += idle_s
-    assert world.resident()[home] == pytest.approx(left)
+def test_resident_tokens_halve_every_ten_idle_minutes(idle_s: float, left: float) -> None:
+    harness = PlacementHarness()
+    home = harness.run_turn("c", 8_000).rank
+    harness.now_s += idle_s
+    assert harness.resident()[home] == pytest.approx(left)
 
 
-def test_the_load_is_gone_with_the_conversations() -> None:
-    """When all are forgotten nothing is resident, exactly."""
-    world = World()
+def test_nothing_is_left_when_every_conversation_is_forgotten() -> None:
+    """An engine phase is forgotten only when its sums say that it is empty, so no rounding may be left."""
+    harness = PlacementHarness()
     for number in range(20):
-        world.run(f"c{number}", 1_000 + number * 7)
-        world.now_s += 13.7
-    world.now_s += 4_000
-    world.placement.expire(world.settings)
-    assert len(world.placement.table) == 0
-    assert list(world.placement.legs) == []
+        harness.run_turn(f"c{number}", 1_000 + number * 7)
+        harness.now_s += 13.7
+    harness.now_s += 4_000
+    assert harness.list_entries() == []
+    assert harness.placement.list_engine_phases() == []
 
 
-def test_an_idle_engine_is_forgotten() -> None:
-    """A worker that is gone leaves nothing behind."""
-    world = World()
-    world.run("", worker="gone")
-    world.now_s += 3_601
-    world.run("")
-    assert [leg.key.worker_id for leg in world.placement.legs] == ["w"]
+def test_idle_engine_is_forgotten() -> None:
+    harness = PlacementHarness()
+    harness.run_turn("", worker="gone")
+    harness.now_s += 3_601
+    harness.run_turn("")
+    assert [each.key.worker_id for each in harness.placement.list_engine_phases()] == ["w"]
 
 
-def test_the_number_of_engines_is_bounded() -> None:
-    """Engines without end push out the one used longest ago, with its conversations."""
-    world = World()
-    for number in range(MAX_LEGS + 5):
-        world.run("c", instance=f"i{number}")
-    assert len(list(world.placement.legs)) == MAX_LEGS
-    assert len(world.placement.table) == MAX_LEGS
+def test_engine_used_longest_ago_is_forgotten_with_its_conversations() -> None:
+    harness = PlacementHarness()
+    for number in range(MAX_ENGINE_PHASES + 5):
+        harness.run_turn("c", instance=f"i{number}")
+    kept = {f"i{number}" for number in range(5, MAX_ENGINE_PHASES + 5)}
+    assert {each.key.instance_id for each in harness.placement.list_engine_phases()} == kept
+    assert {entry.engine_phase.key.instance_id for entry in harness.list_entries()} == kept
+    assert len(harness.list_entries()) == MAX_ENGINE_PHASES
 
 
-def test_the_number_of_requests_in_flight_is_bounded() -> None:
-    """A peer that ends nothing loses its oldest leases."""
-    world = World()
+def test_worker_that_finishes_nothing_loses_its_oldest_leases() -> None:
+    harness = PlacementHarness()
     for _ in range(MAX_LEASES + 10):
-        world.ask("", 1)
-    assert sum(world.outstanding()) == MAX_LEASES
-    assert world.counted("leases_closed") == {"expired": 10}
+        harness.place("", 1)
+    assert harness.read_counts(metrics.LEASES_CLOSED) == {"expired": 10}
+    # Whoever looks makes room for one request more.
+    assert sum(harness.outstanding()) == MAX_LEASES
 
 
-def test_a_conversation_takes_half_a_kilobyte() -> None:
+def test_conversation_takes_half_a_kilobyte() -> None:
     """A full table of the default size stays within 32 MiB, keys and hashes included."""
-    world = World(max_conversations=2_000)
-    world.run("warm-up")
+    harness = PlacementHarness(max_conversations=2_000)
+    harness.run_turn("warm-up")
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(2_000):
-            world.ask(f"{number:016x}", tenant=f"tenant-{number}", unary=True)
+            harness.place(f"{number:016x}", tenant=f"tenant-{number}", unary=True)
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(world.placement.table) == 2_000
+    assert len(harness.list_entries()) == 2_000
     assert (after - before) / 2_000 < 512
