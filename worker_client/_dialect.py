@@ -78,7 +78,7 @@ class DisaggregatedParamsAdapter(DialectAdapter):
 
     def attach(self, conversation_id: str | None, types: EngineTypes, given: Any) -> Attachment:
         """Sets the field on a copy of the caller's object."""
-        if conversation_id is not None and getattr(given, "conversation_id", _ABSENT) is _ABSENT:
+        if conversation_id is not None and not _has_id_field(given):
             return Attachment(given, reason=tokens.NO_DISAGGREGATED_PARAMS)
         return _set_id(given, conversation_id)
 
@@ -102,7 +102,7 @@ class ConversationParamsAdapter(DialectAdapter):
             return result
         try:
             result.conversation_params = types.conversation_params(conversation_id=conversation_id)
-            result.id_attached = True
+            result.id_attached, result.reason = True, ""
         except Exception:  # noqa: BLE001  the engine's own validation may raise anything
             result.reason = tokens.ENGINE_REFUSED_ID
         return result
@@ -123,6 +123,13 @@ def detect_dialect(types: EngineTypes, llm: object, config: object) -> EngineDia
 def find_adapter(dialect: EngineDialect) -> DialectAdapter:
     """Returns the adapter of a dialect; an unspecified one is rank-only."""
     return ADAPTERS.get(dialect) or ADAPTERS[EngineDialect.RANK_ONLY]
+
+
+def _has_id_field(given: Any) -> bool:
+    try:
+        return hasattr(given, "conversation_id")
+    except Exception:  # noqa: BLE001  a foreign object may raise anything; setting it fails as well
+        return True
 
 
 def _set_id(given: Any, conversation_id: str | None) -> Attachment:

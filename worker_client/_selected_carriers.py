@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from routing_hints import tokens
@@ -98,8 +99,10 @@ def _trim(facts: RequestFacts, carriers: SelectedCarriers) -> SelectedCarriers:
         facts.session_control = None
     room_bytes = MAX_CARRIER_BYTES - _measure_structured(facts)
     longest_bytes = 0
-    for size_bytes in sorted(_measure((entry,)) for entries in carriers for entry in entries):
-        room_bytes -= size_bytes
+    sizes = sorted(_measure((entry,)) for entries in carriers for entry in entries)
+    # Entries of equal length stand or fall together, so that no order of theirs matters.
+    for size_bytes, equals in groupby(sizes):
+        room_bytes -= sum(equals)
         if room_bytes < 0:
             break
         longest_bytes = size_bytes
@@ -107,13 +110,10 @@ def _trim(facts: RequestFacts, carriers: SelectedCarriers) -> SelectedCarriers:
     def fit(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
         return tuple([entry for entry in entries if _measure((entry,)) <= longest_bytes])
 
-    fitting = SelectedCarriers(
+    return SelectedCarriers(
         fit(carriers.headers),
         fit(carriers.per_request_headers),
         fit(carriers.metadata),
         fit(carriers.body),
         fit(carriers.annotations),
     )
-    # Entries of equal length stand or fall together.
-    is_within = _measure_structured(facts) + fitting.size_bytes <= MAX_CARRIER_BYTES
-    return fitting if is_within else SelectedCarriers()

@@ -77,10 +77,10 @@ class SendQueue:
 
     def resend_with_engine(self, pending: PendingRequest) -> bool:
         """Queues a request again whose engine the sidecar no longer has; returns False if that is in vain."""
+        self._registered.discard(pending.engine.instance_id)
         if pending.reply.done() or pending.is_resent:
             return False
         pending.is_resent = True
-        self._registered.discard(pending.engine.instance_id)
         self._unsent.appendleft(pending)
         return True
 

@@ -108,10 +108,15 @@ class _HandlerEngine:
         self._source = RankSource.UNSPECIFIED
         if getattr(handler, "_conversation_affinity_dp_rank_source", "") == "dynamo":
             self._source = RankSource.ROUTER
+        self._detected: EngineProfile | None = None
         self._profile: EngineProfile | None = None
 
     def current(self) -> EngineProfile | None:
-        if self._profile is None and (profile := self._lazy.current()) is not None:
+        profile = self._lazy.current()
+        if profile is None:
+            return None
+        if profile is not self._detected:
+            self._detected = profile
             router = profile.adp_router
             if self._is_forced and router is AdpRouter.UNKNOWN:
                 router = AdpRouter.CONVERSATION

@@ -28,7 +28,7 @@ PURE = ("model", "identity", "placement", "decision")
 IMPURE_MODULES = {"asyncio", "datetime", "grpc", "google", "os", "random", "socket", "threading", "time"}
 BASE_INSTALL = {"grpc", "routing_hints", "structlog", "worker_client"}
 OPTIONAL = "prometheus.py"
-CONTRACT_IMPORTERS = {"_codec.py", "_send_queue.py", "_stub.py", "_transport.py", "_unary.py", "testing.py"}
+CONTRACT_IMPORTERS = {"_codec.py", "_send_queue.py", "_stub.py", "_transport.py", "testing.py"}
 """The modules of the client that know the contract's messages."""
 
 

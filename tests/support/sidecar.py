@@ -24,29 +24,33 @@ from tests.support.messages import AdminStub, make_batch, make_request
 
 _TURNS_OF_THE_LOOP = 100
 _MAX_UNREAD_BATCHES = 10_000
-"""Ten times what gRPC's windows hold."""
+"""Far more than what gRPC's windows hold."""
 
 
 @dataclass
 class SidecarProcess:
-    """A running `routing-hint-sidecar serve`."""
+    """A running `routing-hint-sidecar serve`.
+
+    Attributes:
+        process: the process; its stderr is read by a thread of its own.
+        socket_path: the socket that it listens on.
+        lines: the lines of its log so far; complete after `wait`.
+    """
 
     process: subprocess.Popen[str]
     socket_path: Path
     lines: list[str] = field(default_factory=list)
-    """What it wrote to stderr; complete after `wait`."""
 
     def __post_init__(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if "sidecar_started" in line:
-                break
-        else:
-            raise AssertionError(f"the sidecar did not start: {self.lines}")
         self._has_more = threading.Condition()
+        self._is_complete = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        try:
+            self.wait_for_line("sidecar_started")
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def target(self) -> str:
@@ -63,21 +67,36 @@ class SidecarProcess:
         self._reader.join()
         return code
 
+    def kill(self) -> None:
+        """Ends it at once, if it still runs."""
+        self.process.kill()
+        self.wait()
+
     def wait_for_line(self, text: str, timeout_s: float = 30.0) -> str:
-        """Returns the first line of its log that holds a text; waits for it."""
+        """Returns the first line of its log that holds a text; waits for it.
+
+        Raises:
+            AssertionError: none came in time, or the process ended without one.
+        """
         with self._has_more:
-            found = self._has_more.wait_for(
-                lambda: next((line for line in self.lines if text in line), ""), timeout_s
-            )
-        assert found, f"no {text} in {self.lines}"
+            self._has_more.wait_for(lambda: self._find_line(text) or self._is_complete, timeout_s)
+            found = self._find_line(text)
+        assert found, f"waited {timeout_s:g} s for {text} in {self.lines}"
         return found
+
+    def _find_line(self, text: str) -> str:
+        return next((line for line in self.lines if text in line), "")
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._has_more:
-                self.lines.append(line)
-                self._has_more.notify_all()
+        with self.process.stderr as lines:
+            for line in lines:
+                with self._has_more:
+                    self.lines.append(line)
+                    self._has_more.notify_all()
+        with self._has_more:
+            self._is_complete = True
+            self._has_more.notify_all()
 
 
 @dataclass
@@ -122,16 +141,12 @@ def start_sidecar_process(
         path = socket_folder / socket_name
         command = [sys.executable, *interpreter, "serve", "--listen", f"unix://{path}", *arguments]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=sidecar_environment)
-        try:
-            started.append(SidecarProcess(process, path))
-        except BaseException:
-            _end(process)
-            raise
+        started.append(SidecarProcess(process, path))
         return started[-1]
 
     yield start
     for sidecar in started:
-        _end(sidecar.process)
+        sidecar.kill()
 
 
 @pytest.fixture
@@ -207,10 +222,3 @@ async def block_in_write(stream: grpc.aio.StreamStreamCall, admin: AdminStub) ->
         else:
             return decided
     raise AssertionError(f"the sidecar has read {sent} requests whose results nobody has read")
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    if process.stderr is not None and not process.stderr.closed:
-        process.stderr.close()

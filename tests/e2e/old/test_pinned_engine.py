@@ -11,7 +11,7 @@ from tests.e2e.traffic import send
 PINNED_RELEASE = "rank_only-1.3.0rc14"
 
 
-def test_the_conversation_is_resolved_and_the_router_rank_is_sent(make_stack: Callable[[], Stack]) -> None:
+def test_conversation_is_resolved_and_the_router_rank_goes_out(make_stack: Callable[[], Stack]) -> None:
     """And the decision says why."""
     stack = make_stack()
     start_dynamo_handlers(stack, "--publish-events-and-metrics", release=PINNED_RELEASE, adp_config={})

@@ -17,6 +17,7 @@ from tests.support.scripted_sidecar import (
     build_result,
     connect,
     plan_until,
+    poll,
     request_plan,
 )
 from worker_client import EngineProfile, EngineSource, Origin, RoutingHintClient
@@ -96,8 +97,12 @@ async def test_a_new_stream_is_sent_the_engines_again(tmp_path: Path) -> None:
     async with connect(tmp_path / "s", end_after_two) as (sidecar, client):
         await request_plans(client, ENGINE, ENGINE)
         sidecar.converse = behave
-        await plan_until(client, "stream-ended")
-        await plan_until(client, "")
+        await poll(
+            "a decision on the second stream",
+            lambda: request_plan(client),
+            lambda plan: len(sidecar.streams) == 2 and not plan.reason,
+            lambda plan: plan.reason,
+        )
         await request_plan(client)
     assert [list_instances(*stream.messages) for stream in sidecar.streams] == [["engine-1"], ["engine-1"]]
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from examples.fake_engine import CONVERSATION_PARAMS, FakeLLM, install
 from routing_hints.v1 import service_pb2, types_pb2
 from tests.support.command import RunCommand
 from tests.support.messages import AdminStub, HintsStub, OpenChannel, WorkerStream, make_request
-from tests.support.sidecar import SidecarProcess, block_in_write
+from tests.support.sidecar import SidecarProcess, block_in_write, get_stats
 from tests.support.wait import wait_until
+from worker_client import ClientConfig, EngineProfile, Origin, Phase, RoutingHintClient
 
 _POLICIES = Path(__file__).parents[2] / "data" / "policies"
 _SECRET = "session-that-nobody-may-read"  # noqa: S105, no password
@@ -79,9 +82,9 @@ async def test_the_log_names_worker_client_and_engine_of_each_stream(
         types_pb2.EngineProfile(instance_id="start-1", dp_size=8, version="1.3.0rc19"),
         types_pb2.EngineProfile(instance_id="start-2", dp_size=4, version="1.4.0"),
     ]
-    for worker_id, version in (("worker-a", "0.1.0"), ("worker-b", "0.2.0")):
+    for worker_id, client_version in (("worker-a", "0.1.0"), ("worker-b", "0.2.0")):
         stream = WorkerStream(hints)
-        await stream.open(engines[0], worker_id=worker_id, client_version=version)
+        await stream.open(engines[0], worker_id=worker_id, client_version=client_version)
     await stream.enrich(make_request(engine_instance="start-2"), engines=engines[1:])
     sidecar.signal(signal.SIGTERM)
     assert sidecar.wait() == 0
@@ -100,6 +103,38 @@ async def test_the_log_names_worker_client_and_engine_of_each_stream(
         {"worker_id": "worker-b", **first},
         {"worker_id": "worker-b", **second},
     ]
+
+
+async def test_the_worker_client_names_itself_and_its_engine(
+    start_sidecar_process: Start, open_channel: OpenChannel
+) -> None:
+    """In the log and in GetStats, once for each stream and engine."""
+    sidecar = start_sidecar_process()
+    with install(CONVERSATION_PARAMS):
+        engine = EngineProfile.detect(FakeLLM(CONVERSATION_PARAMS, 4, router="conversation"))
+    settings = ClientConfig(
+        f"unix://{sidecar.socket_path}", worker_id="worker-a", known_timeout_s=20.0, unknown_timeout_s=20.0
+    )
+    async with RoutingHintClient(settings) as client:
+        for _ in range(3):
+            async with client.plan({}, phase=Phase.PREFILL, engine=engine) as plan:
+                assert plan.decision.origin is Origin.SIDECAR
+        stats = await get_stats(AdminStub(await open_channel(sidecar.target)))
+    installed = version("routing-hint-sidecar")
+    assert [(one.worker_id, one.client_version) for one in stats.streams] == [("worker-a", installed)]
+    sidecar.signal(signal.SIGTERM)
+    assert sidecar.wait() == 0
+    _, opened, registered, *_ = _read_log(sidecar)
+    assert (opened["event"], opened["worker_id"], opened["client_version"]) == (
+        "stream_opened",
+        "worker-a",
+        installed,
+    )
+    assert (registered["event"], registered["tensorrt_llm_version"]) == (
+        "engine_registered",
+        CONVERSATION_PARAMS.version,
+    )
+    assert sum(line["event"] == "engine_registered" for line in _read_log(sidecar)) == 1
 
 
 async def test_the_drain_has_a_deadline(start_sidecar_process: Start, open_channel: OpenChannel) -> None:

@@ -177,16 +177,8 @@ def test_a_stale_id_never_goes_on_and_the_callers_object_stays_unchanged(
     ("adapter", "reason"),
     [
         (DialectAdapter(), "dialect-cannot-carry-id"),
-        pytest.param(
-            DisaggregatedParamsAdapter(),
-            "engine-refused-id",
-            marks=pytest.mark.xfail(reason="attach() raises where reading the attribute raises"),
-        ),
-        pytest.param(
-            ConversationParamsAdapter(),
-            "",
-            marks=pytest.mark.xfail(reason="the id is attached, and a reason why it is not stays"),
-        ),
+        (DisaggregatedParamsAdapter(), "engine-refused-id"),
+        (ConversationParamsAdapter(), ""),
     ],
     ids=["rank_only", "disaggregated_params", "conversation_params"],
 )

@@ -197,7 +197,6 @@ async def test_closing_the_adopted_generator_closes_dynamos_and_ends_the_request
     assert client.stats()["applied"] == {RankDirective.WITHHOLD.name.lower(): 1}
 
 
-@pytest.mark.xfail(reason="a handler's first profile is kept for good")
 async def test_another_engine_of_a_handler_is_another_instance(base: Any) -> None:
     """As with `EngineProfile.lazy`: its cache is empty."""
     client = FakeClient()

@@ -173,7 +173,6 @@ async def test_a_request_that_nobody_waits_for_is_not_sent_again(harness: QueueH
     assert not harness.queue.resend_with_engine(gone)
 
 
-@pytest.mark.xfail(reason="the profile is sent again only where somebody still waits for the refused request")
 async def test_the_engine_of_a_refused_request_that_nobody_waits_for_is_sent_with_the_next_one(
     harness: QueueHarness,
 ) -> None:
