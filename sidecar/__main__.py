@@ -8,7 +8,7 @@ from typing import Any
 import click
 import uvloop
 
-from routing_hints.errors import ConfigurationError
+from routing_hints.errors import ConfigurationError, ConfigurationProblem
 from sidecar.app import run
 from sidecar.cli.conformance import conformance
 from sidecar.cli.connection import exit_with_problems
@@ -20,7 +20,7 @@ from sidecar.policy.file import load_policy
 from sidecar.policy.holder import EMBEDDED, PolicyHolder, activate
 from sidecar.policy.schema import Policy
 from sidecar.server.listener import find_obstacle
-from sidecar.settings import Settings, read_settings
+from sidecar.settings import Settings, SettingsError, read_settings
 from sidecar.telemetry.logs import configure_logging
 
 
@@ -38,19 +38,23 @@ for _command in (conformance, conversations, decision, explain, policy, probe, s
 def serve(**options: Any) -> None:
     """Serve until SIGTERM. Each option has a variable, such as ROUTING_HINTS_METRICS_LISTEN."""
     content = Policy()
+    problems: list[ConfigurationProblem] = []
     try:
         settings = read_settings(**options)
-    except ConfigurationError as error:
-        exit_with_problems(error.problems)
+        path, addresses = settings.policy, (*settings.listen, *filter(None, (settings.metrics_listen,)))
+    except SettingsError as error:
+        problems.extend(error.problems)
+        path, addresses = error.policy, error.addresses
     try:
-        if settings.policy is not None:
-            content = load_policy(settings.policy)
+        if path is not None:
+            content = load_policy(path)
     except ConfigurationError as error:
+        problems.extend(error.problems)
+    if problems:
         # Without other problems these are found while binding.
-        addresses = (*settings.listen, *filter(None, (settings.metrics_listen,)))
-        exit_with_problems((*error.problems, *filter(None, map(find_obstacle, addresses))))
+        exit_with_problems((*problems, *filter(None, map(find_obstacle, addresses))))
     configure_logging(content.operational.logging.level, content.operational.logging.format)
-    holder = PolicyHolder(activate(content, EMBEDDED if settings.policy is None else str(settings.policy)))
+    holder = PolicyHolder(activate(content, EMBEDDED if path is None else str(path)))
     try:
         uvloop.run(run(settings, holder))
     except ConfigurationError as error:

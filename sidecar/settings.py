@@ -9,7 +9,8 @@ from __future__ import annotations
 import grp
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -189,6 +190,22 @@ class Settings(BaseModel):
         return tuple(addresses)
 
 
+class SettingsError(ConfigurationError):
+    """Something is wrong with the settings.
+
+    Attributes:
+        policy: the policy file, if one is given.
+        addresses: those of the given addresses that can be read.
+    """
+
+    def __init__(
+        self, problems: Sequence[ConfigurationProblem], policy: Path | None, addresses: tuple[Address, ...]
+    ) -> None:
+        super().__init__(problems)
+        self.policy = policy
+        self.addresses = addresses
+
+
 def read_settings(environment: Mapping[str, str] = os.environ, **options: object) -> Settings:
     """Returns the settings.
 
@@ -197,7 +214,7 @@ def read_settings(environment: Mapping[str, str] = os.environ, **options: object
         options: by field name, as text; an empty one counts as not given.
 
     Raises:
-        ConfigurationError: something is wrong; names all of it.
+        SettingsError: something is wrong; names all of it.
     """
     given: dict[str, Any] = {}
     for name in Settings.model_fields:
@@ -211,13 +228,22 @@ def read_settings(environment: Mapping[str, str] = os.environ, **options: object
     try:
         return Settings.model_validate(given)
     except ValidationError as error:
-        raise ConfigurationError(
-            [
-                ConfigurationProblem(str(detail["loc"][0]).replace("_", "-"), reason)
-                for detail in error.errors()
-                for reason in detail["msg"].removeprefix("Value error, ").split("\n")
-            ]
-        ) from None
+        problems = [
+            ConfigurationProblem(str(detail["loc"][0]).replace("_", "-"), reason)
+            for detail in error.errors()
+            for reason in detail["msg"].removeprefix("Value error, ").split("\n")
+        ]
+        policy = given.get("policy")
+        addresses = tuple(_read_readable(given.get("listen", ()), given.get("metrics_listen", "")))
+        raise SettingsError(problems, policy and Path(policy), addresses) from None
+
+
+def _read_readable(listen: Iterable[str], metrics_listen: str) -> Iterator[Address]:
+    for text in listen:
+        with suppress(ValueError):
+            yield parse_address(text)
+    with suppress(ValueError):
+        yield parse_netloc(metrics_listen)
 
 
 def name_variable(field: str) -> str:

@@ -1,4 +1,4 @@
-"""What the client remembers of conversations, to answer for the sidecar while that is silent."""
+"""What the client remembers of conversations, to decide for the sidecar while that does not respond."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class _Entry:
 
 
 class Memory:
-    """Answers by conversation, the ones used longest ago forgotten first."""
+    """Decisions by conversation, the ones used longest ago forgotten first."""
 
     def __init__(self, max_entries: int) -> None:
         self._entries: LruMap[MemoryKey, _Entry] = LruMap(max_entries)
 
     def holds(self, key: MemoryKey, policy: ClientPolicy) -> bool:
-        """Returns whether `recall` has an answer."""
+        """Returns whether `recall` has a decision."""
         entry = self._entries.get(key)
         return entry is not None and entry.decision.policy_revision == policy.revision
 
     def recall(self, key: MemoryKey, policy: ClientPolicy) -> Decision | None:
-        """Returns what an earlier answer says about the conversation's next request.
+        """Returns what an earlier decision says about the conversation's next request.
 
         None if there is none under `key` that `policy` still allows. A rank placed on an engine whose own
         router pins was for the first turn only: from then on the engine's binding decides.
@@ -53,7 +53,7 @@ class Memory:
         return entry.bound_rank if entry is not None else None
 
     def remember(self, key: MemoryKey, decision: Decision, engine: EngineProfile) -> None:
-        """Keeps an answer for the conversation's next request."""
+        """Keeps a decision for the conversation's next request."""
         if not decision.conversation_hash:
             return
         placed = decision.directive is RankDirective.PLACE
@@ -65,9 +65,9 @@ class Memory:
 
 
 def make_key(facts: RequestFacts, engine: EngineProfile, carriers: SelectedCarriers) -> MemoryKey:
-    """Returns what tells this conversation on this leg from all others.
+    """Returns what tells this conversation in this phase from all others.
 
-    A hash over everything that can change the sidecar's answer, and nothing that changes with each
+    A hash over everything that can change the sidecar's decision, and nothing that changes with each
     request; raw ids are not kept. `repr` quotes, so that no two conversations read the same.
     """
     agent, control = facts.agent_context, facts.session_control

@@ -52,7 +52,7 @@ def _read_last_report() -> _Report | None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("podman_compose") is None, reason="podman-compose is missing")
-def test_a_worker_of_the_sockets_group_is_served(docker: Path, worker_image: str) -> None:
+def test_a_worker_in_the_group_of_the_socket_is_served(docker: Path, worker_image: str) -> None:
     """By the page's commands: another user may connect by the supplementary group, and no request fails."""
     path = os.pathsep.join([str(docker), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "SIDECAR_IMAGE": IMAGE}
@@ -72,7 +72,7 @@ def test_a_worker_of_the_sockets_group_is_served(docker: Path, worker_image: str
     assert podman("volume", "exists", f"{PROJECT}_routing-hints", check=False).returncode == 1
 
 
-def test_the_daemon_set_s_init_container_gives_its_folder_to_the_sidecar_s_group() -> None:
+def test_the_init_container_of_the_daemon_set_gives_its_folder_to_the_group_of_the_sidecar() -> None:
     """With the manifest's capabilities a folder of root becomes one where the sidecar can make a socket."""
     spec = yaml.safe_load((ROOT / "deploy/kubernetes/daemonset.yaml").read_text())["spec"]["template"]["spec"]
     (init,) = spec["initContainers"]

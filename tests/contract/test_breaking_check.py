@@ -21,7 +21,12 @@ def checkout(tmp_path: Path) -> Path:
 
 def check(checkout: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["sh", str(SCRIPT), str(BUF)], cwd=checkout, capture_output=True, text=True, check=False, timeout=50
+        ["/bin/sh", str(SCRIPT), str(BUF)],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
     )
 
 
@@ -29,7 +34,7 @@ def release(checkout: Path) -> None:
     subprocess.run([str(BUF), "build", "-o", "proto/baseline.binpb"], cwd=checkout, check=True, timeout=50)
 
 
-def test_before_the_first_release_the_check_says_that_there_is_nothing_to_compare_with(checkout: Path) -> None:
+def test_before_the_first_release_the_check_says_there_is_nothing_to_compare_with(checkout: Path) -> None:
     (checkout / "proto" / "baseline.binpb").unlink(missing_ok=True)
     result = check(checkout)
     assert (result.returncode, "nothing is released yet" in result.stdout) == (0, True)

@@ -205,7 +205,7 @@ def test_rows_differ() -> None:
 
 
 def test_every_class_is_covered() -> None:
-    """Every (release, identity shape, leg, rank shape) that was seen has at least one capture."""
+    """Every (release, identity shape, phase, rank shape) that was seen has at least one capture."""
     seen: dict[str, set[str]] = {release: set() for release in CLASSES}
     for name in list_captures():
         seen[name.split("/")[0]].add(classify(name))
@@ -225,7 +225,7 @@ def test_every_rule_dialect_and_router_is_exercised() -> None:
 
 
 def test_both_legs_of_a_request_expect_one_id() -> None:
-    """Rows about the two legs of one request, asked the same way, attach one id or none."""
+    """Rows about the two phases of one request, sent the same way, attach one id or none."""
     ids: dict[str, set[str]] = {}
     for row in ROWS:
         conversation_id = row["expect"]["conversation_id"]
@@ -278,7 +278,7 @@ async def test_expected_parameters_are_accepted_by_the_engine() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: r["capture"])
 def test_row_is_consistent(row: dict[str, Any]) -> None:
-    """What a row expects fits together: parameters, directive, rank, leg and dialect."""
+    """What a row expects fits together: parameters, directive, rank, phase and dialect."""
     engine, expect = row["engine"], row["expect"]
     kwargs, dialect = expect["engine_kwargs"], engine["dialect"]
     attached = {

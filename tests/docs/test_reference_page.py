@@ -1,4 +1,4 @@
-"""docs/reference.md agrees with the code: its generated tables, and its hand-written log lines and variables."""
+"""docs/reference.md agrees with the code: its generated tables, its hand-written log lines and variables."""
 
 import ast
 import importlib

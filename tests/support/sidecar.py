@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -21,6 +22,8 @@ from sidecar.policy.file import parse_policy
 from sidecar.policy.holder import PolicyHolder, activate
 from sidecar.settings import read_settings
 from tests.support.messages import AdminStub, make_batch, make_request
+from tests.support.rows import PATIENT_S
+from worker_client import ClientConfig, RoutingHintClient
 
 _TURNS_OF_THE_LOOP = 100
 _MAX_UNREAD_BATCHES = 10_000
@@ -180,6 +183,12 @@ async def start_sidecar(socket_folder: Path) -> AsyncIterator[Callable[..., Awai
 async def sidecar(start_sidecar: Callable[..., Awaitable[SidecarServer]]) -> SidecarServer:
     """A sidecar in this event loop with the embedded policy."""
     return await start_sidecar()
+
+
+def make_client(target: str, **settings: Any) -> RoutingHintClient:
+    """Returns a client of the sidecar at a channel's address that no deadline hurries."""
+    defaults = {"known_timeout_s": PATIENT_S, "unknown_timeout_s": PATIENT_S}
+    return RoutingHintClient(ClientConfig(target.replace("unix:", "unix://"), **{**defaults, **settings}))
 
 
 async def get_stats(admin: AdminStub) -> admin_pb2.GetStatsResponse:

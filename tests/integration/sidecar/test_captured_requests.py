@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.builders import build_profile
 from tests.support.captures import (
     CapturedContext,
     asked_phase,
@@ -17,17 +18,9 @@ from tests.support.captures import (
     load_capture,
     load_rows,
 )
-from tests.support.rows import PATIENT_S, affinity_of, list_differences
-from tests.support.sidecar import SidecarProcess
-from worker_client import (
-    AdpRouter,
-    ClientConfig,
-    EngineDialect,
-    EngineProfile,
-    Origin,
-    Phase,
-    RoutingHintClient,
-)
+from tests.support.rows import affinity_of, list_differences
+from tests.support.sidecar import SidecarProcess, make_client
+from worker_client import EngineProfile, Origin, Phase
 
 ROWS = load_rows()
 BOTH_PHASES = sorted(
@@ -35,17 +28,6 @@ BOTH_PHASES = sorted(
     for name in list_captures()
     if "/prefill_" in name and name.replace("/prefill_", "/decode_") in list_captures()
 )
-
-
-def make_client(target: str, **settings: Any) -> RoutingHintClient:
-    """A client that no deadline hurries."""
-    config = ClientConfig(
-        target=target.replace("unix:", "unix://"),
-        known_timeout_s=PATIENT_S,
-        unknown_timeout_s=PATIENT_S,
-        **settings,
-    )
-    return RoutingHintClient(config)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=describe_row)
@@ -76,9 +58,6 @@ async def test_two_sidecars_derive_the_same_id_in_both_phases(
     start_sidecar_process: Callable[..., SidecarProcess],
 ) -> None:
     """Without any coordination: the prefill worker's and the decode worker's."""
-    engine = EngineProfile(
-        dialect=EngineDialect.CONVERSATION_PARAMS, adp_router=AdpRouter.CONVERSATION, dp_size=4
-    )
     named: dict[str, list[tuple[str | None, str]]] = {name: [] for name in BOTH_PHASES}
     for phase in ("prefill", "decode"):
         process = start_sidecar_process(socket_name=f"{phase}.sock")
@@ -89,7 +68,7 @@ async def test_two_sidecars_derive_the_same_id_in_both_phases(
                     capture["worker_request"],
                     CapturedContext(capture),
                     phase=Phase[phase.upper()],
-                    engine=engine,
+                    engine=build_profile(),
                 )
                 assert plan.decision.origin is Origin.SIDECAR
                 ids.append((plan.conversation_id, plan.conversation_hash))

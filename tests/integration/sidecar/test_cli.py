@@ -70,7 +70,7 @@ def test_decision_shows_what_was_decided_by_both_names_and_no_id(running: Sideca
     assert "secret" not in result.output
 
 
-def test_an_unknown_decision_is_exit_code_1_with_the_sidecars_own_words(running: SidecarProcess) -> None:
+def test_an_unknown_decision_is_exit_code_1_in_the_words_of_the_sidecar(running: SidecarProcess) -> None:
     result = _run(running, "decision", "x-0")
     assert result.exit_code == 1
     assert "NOT_FOUND: not among the last decisions" in result.output

@@ -83,7 +83,7 @@ def test_affinity_that_can_act_is_exit_code_zero(doctor: DoctorHarness, serve: C
     assert "change:" not in text
 
 
-def test_rank_source_router_names_the_router_as_the_rank_s_owner(
+def test_rank_source_router_names_the_router_as_owner_of_the_rank(
     doctor: DoctorHarness, serve: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve("")
@@ -148,7 +148,7 @@ def test_an_unavailable_sidecar_is_named_and_the_local_rule_shown(doctor: Doctor
         ({**ENGINE, "attention_dp_config": {"affinity": True}}, "has no attention_dp_config.affinity"),
     ],
 )
-def test_a_contradiction_within_the_engine_s_config_is_named(
+def test_a_contradiction_within_the_config_of_the_engine_is_named(
     doctor: DoctorHarness, engine_args: dict[str, Any] | None, problem: str
 ) -> None:
     code, text = doctor(engine_args)

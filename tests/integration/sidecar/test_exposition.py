@@ -32,9 +32,9 @@ from tests.support.messages import (
     make_request,
 )
 from tests.support.scrape import scrape, scrape_text
-from tests.support.sidecar import SidecarServer, get_stats, sum_metric
+from tests.support.sidecar import SidecarServer, get_stats, make_client, sum_metric
 from tests.support.wait import wait_until
-from worker_client import ClientConfig, EngineDialect, EngineProfile, Phase, RoutingHintClient, _metrics
+from worker_client import EngineDialect, EngineProfile, Phase, _metrics
 from worker_client.prometheus import StatsCollector
 
 PROMTOOL = shutil.which("promtool")
@@ -137,7 +137,7 @@ async def everything(
     harness.stream.close()
 
 
-async def test_every_counter_and_gauge_has_one_name_labels_and_value_in_get_stats_and_in_ascrape(
+async def test_every_counter_and_gauge_has_one_name_labels_and_value_in_get_stats_and_in_a_scrape(
     everything: EveryMetricHarness,
 ) -> None:
     found = await scrape(everything.sidecar)
@@ -184,12 +184,10 @@ async def test_promtool_finds_nothing_in_a_scrape_of_the_sidecar(everything: Eve
 async def _scrape_worker(sidecar: SidecarServer) -> str:
     """Returns what a worker publishes after requests with its sidecar, without it, and of odd kinds."""
     registry = CollectorRegistry()
-    target = sidecar.target.replace("unix:", "unix://")
     with install(CONVERSATION_PARAMS):
         llm = FakeLLM(CONVERSATION_PARAMS, 4, router="conversation")
         engine = EngineProfile.detect(llm)
-        settings = ClientConfig(target=target, known_timeout_s=20.0, unknown_timeout_s=20.0)
-        async with RoutingHintClient(settings) as client:
+        async with make_client(sidecar.target) as client:
             registry.register(StatsCollector(client))
 
             async def run(session_id: str, phase: Phase = Phase.PREFILL) -> None:

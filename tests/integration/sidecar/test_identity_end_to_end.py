@@ -7,25 +7,13 @@ from typing import Any
 import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
+from tests.support.builders import build_profile
 from tests.support.messages import AdminStub, HintsStub, make_request
-from tests.support.sidecar import SidecarServer, sum_metric
+from tests.support.sidecar import SidecarServer, make_client, sum_metric
 from tests.support.wait import wait_until
-from worker_client import (
-    AdpRouter,
-    ClientConfig,
-    EngineDialect,
-    EngineProfile,
-    Origin,
-    Phase,
-    RoutingHintClient,
-)
+from worker_client import Origin, Phase
 
-ENGINE = EngineProfile(
-    dialect=EngineDialect.CONVERSATION_PARAMS,
-    adp_router=AdpRouter.CONVERSATION,
-    subagent_affinity=True,
-    dp_size=4,
-)
+ENGINE = build_profile(subagent_affinity=True)
 SESSION = "5b0f6d1e-7c1a-4a52-9d2e-0b7a4a1c9f10"
 SHA256 = "0f1e2d3c4b5a69788796a5b4c3d2e1f0" * 2
 
@@ -39,12 +27,6 @@ class Context:
     def id(self) -> str:
         """The request's id."""
         return "r-1"
-
-
-def make_client(sidecar: SidecarServer) -> RoutingHintClient:
-    """A client that no deadline hurries."""
-    target = sidecar.target.replace("unix:", "unix://")
-    return RoutingHintClient(ClientConfig(target=target, known_timeout_s=20.0, unknown_timeout_s=20.0))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +88,7 @@ async def test_each_kind_of_carrier_reaches_the_engine(
     conversation_id: str,
     affinity_key: str,
 ) -> None:
-    async with make_client(sidecar) as client:
+    async with make_client(sidecar.target) as client:
         plan = await client.plan(request_fields, phase=Phase.PREFILL, engine=ENGINE, **arguments)
     assert plan.decision.origin is Origin.SIDECAR
     assert (plan.decision.source_detail, plan.conversation_id) == (detail, conversation_id)
@@ -118,7 +100,7 @@ async def test_a_conversation_is_remembered_although_a_header_changes_each_turn(
     sidecar: SidecarServer,
 ) -> None:
     """Codex's turn metadata is new on every request; an outage must not make it a new conversation."""
-    async with make_client(sidecar) as client:
+    async with make_client(sidecar.target) as client:
         plans = []
         for turn in range(2):
             if turn:
@@ -134,7 +116,7 @@ async def test_a_request_from_before_the_first_policy_is_remembered_by_the_carri
     sidecar: SidecarServer,
 ) -> None:
     """Otherwise all requests without these carriers would share its id while the sidecar is away."""
-    async with make_client(sidecar) as client:
+    async with make_client(sidecar.target) as client:
         headers = {"thread-id": "t-1"}
         first = await client.plan({}, phase=Phase.PREFILL, engine=ENGINE, headers=headers)
         await sidecar.app.stop(drain_timeout_s=0)
@@ -153,7 +135,7 @@ async def test_a_last_request_ends_its_conversation_when_it_finishes(
         {"headers": {"x-session-id": "conv-1", "X-Dynamo-Session-Final": "true"}},
         {"request": {"routing": {"session_control": {"session_id": "conv-2", "action": "close"}}}},
     ]
-    async with make_client(sidecar) as client:
+    async with make_client(sidecar.target) as client:
         for number, arguments in enumerate(final):
             request = arguments.pop("request", {})
             async with client.plan(request, phase=Phase.PREFILL, engine=ENGINE, **arguments) as plan:

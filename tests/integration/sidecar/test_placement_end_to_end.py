@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,13 +14,11 @@ import pytest
 import structlog.testing
 
 from examples.fake_engine import CONVERSATION_PARAMS, RANK_ONLY, EngineCall, FakeLLM, install
-from tests.support.rows import PATIENT_S
-from tests.support.sidecar import SidecarProcess
+from tests.support.sidecar import SidecarProcess, make_client
 from tests.support.wait import wait_until
 from worker_client import (
     AdpRouter,
     Affinity,
-    ClientConfig,
     EngineProfile,
     Origin,
     Phase,
@@ -89,15 +88,7 @@ class ConversationsHarness:
         return [sum(a != b for a, b in pairwise(ranks)) for ranks in self.ranks]
 
 
-def _make_client(target: str, **settings: Any) -> RoutingHintClient:
-    config = {
-        "target": target.replace("unix:", "unix://"),
-        "rank_source": RankSource.SIDECAR,
-        "known_timeout_s": PATIENT_S,
-        "unknown_timeout_s": PATIENT_S,
-        **settings,
-    }
-    return RoutingHintClient(ClientConfig(**config))
+_make_client = partial(make_client, rank_source=RankSource.SIDECAR)
 
 
 @pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.AGGREGATED])

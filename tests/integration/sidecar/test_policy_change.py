@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from routing_hints.v1 import admin_pb2, service_pb2, types_pb2
+from tests.support.builders import build_profile
 from tests.support.messages import (
     CONVERSATION,
     PINNING_ENGINE,
@@ -24,17 +25,9 @@ from tests.support.messages import (
     WorkerStream,
     make_request,
 )
-from tests.support.sidecar import SidecarProcess, read_metric
+from tests.support.sidecar import SidecarProcess, make_client, read_metric
 from tests.support.wait import wait_until
-from worker_client import (
-    AdpRouter,
-    ClientConfig,
-    EngineDialect,
-    EngineProfile,
-    Origin,
-    Phase,
-    RoutingHintClient,
-)
+from worker_client import Origin, Phase
 
 ON = "operational: {mode: on}\n"
 SHADOW = "operational: {mode: shadow}\n"
@@ -222,12 +215,9 @@ async def test_an_identity_change_under_load_fails_no_request(
 
 async def test_the_worker_client_follows_a_change(config: ConfigMap, sidecar: SidecarProcess) -> None:
     """It sends a carrier as soon as the policy names it, and attaches no id of the old policy."""
-    engine = EngineProfile(dialect=EngineDialect.CONVERSATION_PARAMS, adp_router=AdpRouter.CONVERSATION)
-    settings = ClientConfig(
-        target=f"unix://{sidecar.socket_path}", known_timeout_s=20.0, unknown_timeout_s=20.0
-    )
+    engine = build_profile()
     headers = {"X-Acme": "new-name", "X-Session-Id": "old-name"}
-    async with RoutingHintClient(settings) as client:
+    async with make_client(sidecar.target) as client:
 
         async def name_conversation() -> str | None:
             async with client.plan({}, phase=Phase.PREFILL, engine=engine, headers=headers) as plan:

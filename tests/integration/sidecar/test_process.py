@@ -19,9 +19,9 @@ from examples.fake_engine import CONVERSATION_PARAMS, FakeLLM, install
 from routing_hints.v1 import service_pb2, types_pb2
 from tests.support.command import RunCommand
 from tests.support.messages import AdminStub, HintsStub, OpenChannel, WorkerStream, make_request
-from tests.support.sidecar import SidecarProcess, block_in_write, get_stats
+from tests.support.sidecar import SidecarProcess, block_in_write, get_stats, make_client
 from tests.support.wait import wait_until
-from worker_client import ClientConfig, EngineProfile, Origin, Phase, RoutingHintClient
+from worker_client import EngineProfile, Origin, Phase
 
 _POLICIES = Path(__file__).parents[2] / "data" / "policies"
 _SECRET = "session-that-nobody-may-read"  # noqa: S105, no password
@@ -112,10 +112,7 @@ async def test_the_worker_client_names_itself_and_its_engine(
     sidecar = start_sidecar_process()
     with install(CONVERSATION_PARAMS):
         engine = EngineProfile.detect(FakeLLM(CONVERSATION_PARAMS, 4, router="conversation"))
-    settings = ClientConfig(
-        f"unix://{sidecar.socket_path}", worker_id="worker-a", known_timeout_s=20.0, unknown_timeout_s=20.0
-    )
-    async with RoutingHintClient(settings) as client:
+    async with make_client(sidecar.target, worker_id="worker-a") as client:
         for _ in range(3):
             async with client.plan({}, phase=Phase.PREFILL, engine=engine) as plan:
                 assert plan.decision.origin is Origin.SIDECAR

@@ -94,7 +94,7 @@ def test_advice_is_the_tokens_own_or_names_the_page(reason: str, advice: str) ->
 @pytest.mark.parametrize(
     ("reason", "label"),
     [
-        *((str(token), str(token)) for token in tokens.FAIL_OPEN_REASONS if token != "grpc-"),
+        *((str(reason), str(reason)) for reason in tokens.FAIL_OPEN_REASONS if reason != "grpc-"),
         ("grpc-", "grpc"),
         *((str(token), str(token)) for token in tokens.DEVIATION_REASONS),
         ("grpc-unimplemented", "grpc"),
