@@ -156,14 +156,14 @@ class StreamServicer:
             stream.worker_id, stream.client_version = hello.worker_id, hello.client_version
             self._log.info("stream_opened", worker_id=hello.worker_id, client_version=hello.client_version)
         for profile in message.engines:
-            stream.engines.register(profile)
-            self._log.info(
-                "engine_registered",
-                worker_id=stream.worker_id,
-                instance_id=profile.instance_id,
-                dp_size=profile.dp_size,
-                tensorrt_llm_version=profile.version,
-            )
+            if stream.engines.register(profile):
+                self._log.info(
+                    "engine_registered",
+                    worker_id=stream.worker_id,
+                    instance_id=profile.instance_id,
+                    dp_size=profile.dp_size,
+                    tensorrt_llm_version=profile.version,
+                )
 
     async def _decide_all(self, items: Any, results: Any, stream: Stream) -> None:
         for number, item in enumerate(items, 1):

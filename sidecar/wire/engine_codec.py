@@ -39,16 +39,19 @@ class EngineRegistry:
         self._max_engines = max_engines
         self._engines: OrderedDict[str, DecodedEngine] = OrderedDict()
 
-    def register(self, profile: types_pb2.EngineProfile) -> None:
-        """Adds an engine, or replaces the one of the same instance.
+    def register(self, profile: types_pb2.EngineProfile) -> bool:
+        """Adds an engine, or replaces the one of the same instance; returns whether that changes anything.
 
         Raises:
             FieldError: a field breaks its documented range.
         """
-        self._engines[profile.instance_id] = decode_engine(profile, "engines.")
+        engine = decode_engine(profile, "engines.")
+        is_change = self._engines.get(profile.instance_id) != engine
+        self._engines[profile.instance_id] = engine
         self._engines.move_to_end(profile.instance_id)
         if len(self._engines) > self._max_engines:
             self._engines.popitem(last=False)
+        return is_change
 
     def find(self, message: service_pb2.EnrichRequest) -> DecodedEngine:
         """Returns the engine that runs a request.

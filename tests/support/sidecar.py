@@ -84,7 +84,8 @@ class SidecarProcess:
         with self._has_more:
             self._has_more.wait_for(lambda: self._find_line(text) or self._is_complete, timeout_s)
             found = self._find_line(text)
-        assert found, f"waited {timeout_s:g} s for {text} in {self.lines}"
+        ended = "it has ended" if self._is_complete else f"{timeout_s:g} s later"
+        assert found, f"no {text} in the sidecar's log, and {ended}: {self.lines}"
         return found
 
     def _find_line(self, text: str) -> str:

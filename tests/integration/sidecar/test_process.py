@@ -85,7 +85,8 @@ async def test_the_log_names_worker_client_and_engine_of_each_stream(
     for worker_id, client_version in (("worker-a", "0.1.0"), ("worker-b", "0.2.0")):
         stream = WorkerStream(hints)
         await stream.open(engines[0], worker_id=worker_id, client_version=client_version)
-    await stream.enrich(make_request(engine_instance="start-2"), engines=engines[1:])
+    for _ in range(2):
+        await stream.enrich(make_request(engine_instance="start-2"), engines=engines[1:])
     sidecar.signal(signal.SIGTERM)
     assert sidecar.wait() == 0
     events = ("stream_opened", "engine_registered")

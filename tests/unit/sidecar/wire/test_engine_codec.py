@@ -72,6 +72,12 @@ def test_repeated_instance_replaces_the_engine() -> None:
     assert engines.find(_request("a")).engine.dp_size == 8
 
 
+def test_registering_says_whether_it_changes_anything() -> None:
+    engines = EngineRegistry()
+    profiles = [_profile("a", dp_size=4), _profile("a", dp_size=4), _profile("a", dp_size=8), _profile("b")]
+    assert [engines.register(profile) for profile in profiles] == [True, False, True, True]
+
+
 def test_refused_profile_leaves_the_engine_of_its_instance() -> None:
     engines = EngineRegistry()
     engines.register(_profile("a", dp_size=4))
