@@ -54,7 +54,8 @@ class Decision:
 class ClientPolicy:
     """What the client may do while the sidecar is silent, and what to send it.
 
-    The defaults are those of the sidecar's embedded policy; they hold until the first policy arrives.
+    The defaults hold until the first policy arrives. They are those of the sidecar's embedded policy, except
+    that they name no headers, metadata, fields of the body or annotations.
 
     Attributes:
         revision: names the policy; empty before the first one arrived.

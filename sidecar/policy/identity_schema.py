@@ -48,6 +48,12 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def _check_profile(name: str) -> str:
+    if name not in _PRESETS:
+        raise ValueError(f"is not one of {', '.join(_PRESETS)}")
+    return name
+
+
 def _check_key(key: str) -> str:
     if key not in CARRIERS:
         raise ValueError(
@@ -151,7 +157,7 @@ def _find_conflicts(fields: Mapping[str, Any]) -> list[str]:
 class IdentityPolicy(PolicyPart):
     """Which carriers are read, and how conversations are named."""
 
-    profile: Literal["default", "trtllm-serve", "dynamo"] = "default"
+    profile: Annotated[str, AfterValidator(_check_profile)] = "default"
     """Sets the defaults of the keys that the file omits."""
     order: Annotated[tuple[Entry, ...], AfterValidator(_check_filled)] = DEFAULT_ORDER
     """The carriers to read, first choice first; others are not read."""

@@ -28,7 +28,7 @@ _PROBLEMS = {
         ("identity.order.3.header", "is a carrier already"),
     ],
     "bad_identity.yaml": [
-        ("identity.profile", "'default', 'trtllm-serve' or 'dynamo'"),
+        ("identity.profile", "is not one of default, trtllm-serve, dynamo"),
         ("identity.order.2.header", "is empty"),
         ("identity.order.3.header", "is not a valid header name"),
         ("identity.order.6", "is not a carrier"),
@@ -56,7 +56,7 @@ _PROBLEMS = {
     "unknown_ids.yaml": [("identity.ids", "'verbatim', 'derive_always' or 'unchanged'")],
     "unknown_level.yaml": [("operational.logging.level", "'debug', 'info', 'warning' or 'error'")],
     "unknown_part.yaml": [("metrics", "unknown key")],
-    "unknown_profile.yaml": [("identity.profile", "'default', 'trtllm-serve' or 'dynamo'")],
+    "unknown_profile.yaml": [("identity.profile", "is not one of default, trtllm-serve, dynamo")],
     "unknown_subagents.yaml": [("identity.subagents", "'off', 'context' or 'both'")],
     "unknown_when.yaml": [("operational.placement.when", "'router_rank_absent' or 'always'")],
 }
