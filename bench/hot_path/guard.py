@@ -1,7 +1,8 @@
-"""The regression guard: ratios to the echo that noise hardly moves, and a control that doubles the cost.
+"""The regression guard: ratios to the echo, and a control that costs eight times as much.
 
-Processor time for each response is what a regression raises and what other work on the machine leaves alone;
-ratios of the same round cancel the machine's speed.
+Processor time for each response is what a regression raises; ratios of the same round cancel the machine's
+speed. They do not cancel busy neighbors on the same host: beside them, the same sources measure up to three
+times the ratio of a quiet machine at 64 in flight.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from bench.hot_path.measure import Bench, Samples, median_cpu_ratio, median_rati
 
 RUN_S = 0.4
 
-# Medians of several runs on two cores, with room for noise; a doubled cost is beyond each of them.
+# The highest medians of two cores on a busy host, with a little room; eight times the cost is beyond each of
+# them on a quiet one, too.
 LIMITS = {
     "plan's cpu, 1 in flight": 1.6,
-    "plan's cpu, 64 in flight": 0.38,
+    "plan's cpu, 64 in flight": 0.8,
     "plan's p50, 1 in flight": 1.6,
-    "stream's cpu, with finishes, 64 in flight": 0.135,
-    "stream's cpu, new ids, 64 in flight": 0.17,
+    "stream's cpu, with finishes, 64 in flight": 0.2,
+    "stream's cpu, new ids, 64 in flight": 0.32,
 }
-_TWICE = " twice"
+_CONTROL_CALLS = 8
+_CONTROL = " eight times"
 STREAMS = ("stream, with finishes", "stream, new ids")
 
 
@@ -48,33 +51,36 @@ def exceeds(ratios: dict[str, float]) -> list[str]:
 
 
 async def guard(rounds: int) -> bool:
-    """Returns whether every ratio is within its limit, and a doubled cost within none."""
+    """Returns whether every ratio is within its limit, and an eightfold cost within none."""
     async with open_bench() as bench:
-        doubled = _double(bench, "plan", *STREAMS)
-        plans = ("plan", f"plan{_TWICE}")
-        streams = (*STREAMS, *(f"{name}{_TWICE}" for name in STREAMS))
-        samples = await doubled.sample((1,), rounds, RUN_S, *plans, "echo")
-        samples |= await doubled.sample((64,), rounds, RUN_S, *plans, *streams, "echo")
-    ours, control = measure_ratios(samples), measure_ratios(samples, _TWICE)
-    table = Table("ratio to the echo", "measured", "limit", "control: twice the cost")
+        multiplied = _multiply(bench, "plan", *STREAMS)
+        plans = ("plan", f"plan{_CONTROL}")
+        streams = (*STREAMS, *(f"{name}{_CONTROL}" for name in STREAMS))
+        samples = await multiplied.sample((1,), rounds, RUN_S, *plans, "echo")
+        samples |= await multiplied.sample((64,), rounds, RUN_S, *plans, *streams, "echo")
+    ours, control = measure_ratios(samples), measure_ratios(samples, _CONTROL)
+    table = Table("ratio to the echo", "measured", "limit", "control: eight times the cost")
     for name, limit in LIMITS.items():
         table.add_row(name, f"{ours[name]:.3g}", f"{limit:g}", f"{control[name]:.3g}")
     Console(width=100).print(table)
     return not exceeds(ours) and len(exceeds(control)) == len(LIMITS)
 
 
-def _double(bench: Bench, *names: str) -> Bench:
-    """Returns the bench with load generators besides the named ones that make every call twice."""
+def _multiply(bench: Bench, *names: str) -> Bench:
+    """Returns the bench with load generators besides the named ones that make every call eight times."""
 
-    def twice(call: Call) -> Call:
-        async def call_twice() -> float:
-            await call()
+    def repeat(call: Call) -> Call:
+        async def call_repeatedly() -> float:
+            for _ in range(_CONTROL_CALLS - 1):
+                await call()
             return await call()
 
-        return call_twice
+        return call_repeatedly
 
-    doubled = {
-        f"{name}{_TWICE}": replace(bench.load_generators[name], call=twice(bench.load_generators[name].call))
+    multiplied = {
+        f"{name}{_CONTROL}": replace(
+            bench.load_generators[name], call=repeat(bench.load_generators[name].call)
+        )
         for name in names
     }
-    return replace(bench, load_generators=bench.load_generators | doubled)
+    return replace(bench, load_generators=bench.load_generators | multiplied)
