@@ -24,3 +24,7 @@ MAX_ENGINES = 64
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Of one gRPC message to the sidecar."""
 MAX_UINT32 = 2**32 - 1
+MAX_ENDED = 1_024
+"""Ended conversations of one stream message."""
+MAX_DROPPED_CARRIERS = 256
+"""Carriers of one stream message that lost requests."""

@@ -18,9 +18,9 @@ from grpc_reflection.v1alpha import reflection
 from routing_hints.address import Address, TcpAddress
 from routing_hints.limits import MAX_MESSAGE_BYTES
 from routing_hints.metrics import MetricStore
-from routing_hints.vocabulary import Phase
 from sidecar.decision.service import DecisionService
 from sidecar.placement.compliance import COOL_DOWN_S
+from sidecar.placement.engine_phase import EnginePhaseKey
 from sidecar.placement.gauges import register_gauges
 from sidecar.policy.holder import PolicyHolder
 from sidecar.policy.reload import PolicyReloader
@@ -142,12 +142,14 @@ async def start_app(
         serialize_decision,
         clock=clocks.monotonic,
         wall_clock=clocks.wall,
-        on_pause=_log_pause,
+        on_pause=lambda key: _note_pause(key, service),
+        on_generation=lambda worker_id: streams.push_generation(worker_id),
+        on_ended=lambda conversation: streams.push_ended(conversation),
     )
     register_gauges(store, service.placement, clocks.monotonic)
     enricher = Enricher(service, store, tracer)
     streams = StreamServicer(enricher, service, holder, store, internal_errors, gate, clocks.wall)
-    conversations = ConversationAdmin(service.placement, clocks.monotonic)
+    conversations = ConversationAdmin(service, clocks.monotonic)
     reloader = PolicyReloader(holder, settings.policy, store, internal_errors, clock=clocks.wall)
     names = (servicer.SERVICE_NAME, admin.SERVICE_NAME)
 
@@ -185,9 +187,10 @@ async def start_app(
     )
 
 
-def _log_pause(phase: Phase) -> None:
+def _note_pause(key: EnginePhaseKey, service: DecisionService) -> None:
     log = structlog.get_logger("sidecar")
-    log.warning("placement_not_honored", phase=phase.name.lower(), resumes_in_s=COOL_DOWN_S)
+    log.warning("placement_not_honored", phase=key.phase.name.lower(), resumes_in_s=COOL_DOWN_S)
+    asyncio.get_running_loop().call_later(COOL_DOWN_S, service.resume, key.worker_id)
 
 
 def _label_policy(holder: PolicyHolder) -> tuple[str, str, str]:

@@ -148,6 +148,17 @@ class Decision(NamedTuple):
     """The rank to send; set with PLACE only."""
     placement: PlacementState = PlacementState.NONE
     """What the placement table had of the conversation."""
+    reusable: bool = False
+    """Whether the conversation's next request may apply this decision before it is decided."""
+
+
+class Applied(NamedTuple):
+    """What a client did with a request before it was decided, from its memory."""
+
+    directive: RankDirective
+    dp_rank: int | None
+    decision_id: str
+    """The decision that was remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +204,5 @@ class FinishReport(NamedTuple):
     observed_dp_rank: int | None
     cached_tokens: int | None
     seq: int
+    applied_dp_rank: int | None = None
+    reused: bool = False

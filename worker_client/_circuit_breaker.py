@@ -8,7 +8,7 @@ _PROBE_INTERVAL_S = 1.0
 
 
 class CircuitBreaker:
-    """Tracks the time since the first request that was submitted after the sidecar's last message.
+    """Tracks the time since the first request that was written after the sidecar's last message.
 
     Times are those of the event loop, in seconds.
     """
@@ -33,8 +33,8 @@ class CircuitBreaker:
             return False
         return True
 
-    def record_submitted(self, now_s: float) -> None:
-        """Records that a request was submitted."""
+    def record_written(self, now_s: float) -> None:
+        """Records that requests are handed to the connection."""
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from routing_hints import tokens
@@ -18,7 +19,7 @@ from worker_client._engine_params import is_rank_valid
 from worker_client._gate import GatedEngine, apply_gate
 from worker_client._local_rule import resolve_locally
 from worker_client._lru_map import LruMap
-from worker_client._memory import Memory
+from worker_client._memory import Confirmation, Memory
 from worker_client._model import ClientPolicy, Decision, Origin
 from worker_client._once_logger import OnceLogger
 from worker_client._pending_request import PendingRequest
@@ -63,6 +64,7 @@ class RoutingHintClient:
             self._once_logger,
             self._transport,
             lambda: self._policy,
+            self._memory,
             max_conversations=config.memory_entries,
         )
         self._is_closed = False
@@ -90,7 +92,8 @@ class RoutingHintClient:
             self._once_logger,
             get_policy=lambda: self._policy,
             on_policy=self._take_policy,
-            on_decision=self._remember,
+            on_decision=self._take_result,
+            on_ended=self._memory.forget,
         )
 
     async def __aenter__(self) -> RoutingHintClient:
@@ -165,7 +168,9 @@ class RoutingHintClient:
             if skipped := gated.closed or self._find_skip_reason(facts):
                 return self._forward(facts, gated, skipped)
             pending = self._make_pending(facts, gated.profile)
-            decision, reason = await self._call_sidecar(pending)
+            decision, reason = self._reuse(pending), ""
+            if decision is None:
+                decision, reason = await self._call_sidecar(pending)
         except (asyncio.CancelledError, GeneratorExit):
             if pending is not None:
                 self._reporter.report_cancelled(pending)
@@ -217,15 +222,31 @@ class RoutingHintClient:
 
     def _make_pending(self, facts: RequestFacts, engine: EngineProfile) -> PendingRequest:
         loop = asyncio.get_running_loop()
-        pending = PendingRequest(facts, engine, self._policy, loop.create_future(), loop.time())
+        pending = PendingRequest(facts, engine, self._policy, loop.time())
         known_rank = self._memory.bound_rank(pending.key)
         if is_rank_valid(known_rank, engine):
             pending.known_rank = known_rank
         return pending
 
+    def _reuse(self, pending: PendingRequest) -> Decision | None:
+        """Returns the decision to apply at once, None if the request has to wait; it is sent in any case."""
+        if not self._is_policy_valid():
+            return None
+        stream_number = self._transport.stream_number
+        now_s = pending.submitted_at_s
+        pending.applied = self._memory.find_reusable(pending.key, self._policy, stream_number, now_s)
+        if pending.applied is not None:
+            self._transport.submit_applied(pending)
+        return pending.applied
+
+    def _is_policy_valid(self) -> bool:
+        until_s = self._policy.valid_until_s
+        return until_s is None or time.time() < until_s
+
     async def _call_sidecar(self, pending: PendingRequest) -> tuple[Decision, str]:
         """Returns the sidecar's decision, or the client's own with the reason for it."""
         self._transport.start()
+        pending.reply = asyncio.get_running_loop().create_future()
         is_known = self._memory.holds(pending.key, self._policy)
         reason = self._transport.submit(pending)
         if not reason:
@@ -238,16 +259,37 @@ class RoutingHintClient:
         remembered = self._memory.recall(pending.key, self._policy)
         if remembered is not None:
             return remembered, reason
-        if self._config.local_rule:
+        if self._config.local_rule and self._is_policy_valid():
             return resolve_locally(pending.facts, pending.engine, self._policy), reason
         return _FORWARD, reason
 
     def _take_policy(self, policy: ClientPolicy) -> None:
         self._policy = policy
 
-    def _remember(self, pending: PendingRequest, decision: Decision) -> None:
+    def _take_result(self, pending: PendingRequest, decision: Decision | None, generation: int) -> None:
+        confirmation = Confirmation(
+            pending.stream_number, pending.seq, generation, asyncio.get_running_loop().time()
+        )
+        if decision is None:
+            self._memory.confirm(pending.key, confirmation)
+            return
+        if pending.applied is not None:
+            for what in _list_differences(pending.applied, decision):
+                self.metrics.add(_metrics.REUSE_CORRECTED, what)
         # The policy may have changed while the request was out.
         sent_by = pending.policy
         policy = sent_by if decision.policy_revision == sent_by.revision else self._policy
         if decision.policy_revision == policy.revision and pending.is_keyed_by(policy):
-            self._memory.remember(pending.key, decision, pending.engine)
+            self._memory.remember(pending.key, decision, pending.engine, confirmation)
+
+
+def _list_differences(applied: Decision, decision: Decision) -> Iterator[str]:
+    """Gives what a decision has otherwise than the one that was applied."""
+    for what, before, now in (
+        ("id", applied.conversation_id, decision.conversation_id),
+        ("affinity_key", applied.affinity_key, decision.affinity_key),
+        ("directive", applied.directive, decision.directive),
+        ("rank", applied.dp_rank, decision.dp_rank),
+    ):
+        if before != now:
+            yield what

@@ -56,12 +56,19 @@ def encode_request(
     return message
 
 
-def fill_request(message: service_pb2.EnrichRequest, pending: PendingRequest) -> None:
-    """Fills in a request of the stream, which has its engine."""
+def fill_item(item: service_pb2.EnrichItem, pending: PendingRequest) -> None:
+    """Fills in an item of the stream, which has its engine."""
+    message = item.request
     _fill_facts(message, pending.facts, pending.carriers)
     message.engine_instance = name_instance(pending.engine.instance_id)
     if pending.known_rank is not None:
         message.known_rank = pending.known_rank
+    applied = pending.applied
+    if applied is not None:
+        item.applied.directive = _number(applied.directive)
+        item.applied.decision_id = applied.decision_id
+        if applied.dp_rank is not None:
+            item.applied.dp_rank = applied.dp_rank
 
 
 def _fill_facts(message: service_pb2.EnrichRequest, facts: RequestFacts, carriers: SelectedCarriers) -> None:
@@ -119,6 +126,7 @@ def decode_decision(response: service_pb2.EnrichResponse) -> Decision:
         response.conversation_hash,
         response.policy_revision,
         tuple(response.notices),
+        response.reusable,
     )
 
 
@@ -139,6 +147,10 @@ def decode_policy(policy: service_pb2.ClientPolicy) -> ClientPolicy:
         annotations=tuple(policy.identity_annotations),
         per_request_headers=tuple(policy.per_request_headers),
         log_plain_ids=policy.log_plain_ids,
+        baggage=tuple(policy.identity_baggage),
+        generation=policy.reuse_generation,
+        reuse_max_age_s=policy.reuse_max_age.ToNanoseconds() / 1e9,
+        valid_until_s=policy.valid_until.ToNanoseconds() / 1e9 if policy.HasField("valid_until") else None,
     )
 
 
@@ -153,10 +165,15 @@ def _take_known(numbers: Iterable[int], known: tuple[IdentitySource, ...]) -> It
 def encode_finish(record: PlanRecord, outcome: FinishOutcome) -> service_pb2.Finish:
     """Returns the report that a plan's request ended; the queue adds what names its item."""
     reason = (record.params.reason if record.params is not None else "") or record.reason
+    is_reused = record.decision.origin is Origin.REUSED
+    is_placed = record.applied_directive is RankDirective.PLACE
     return service_pb2.Finish(
         request_id=record.facts.request_id,
         phase=_number(record.facts.phase),
-        decision_id=record.decision.decision_id,
+        # A reused decision was taken about an earlier request; the item's number names this one.
+        decision_id="" if is_reused else record.decision.decision_id,
+        reused=is_reused,
+        applied_dp_rank=record.params.rank if record.params is not None and is_placed else None,
         outcome=_number(outcome),
         applied_directive=_number(record.applied_directive),
         id_attached=record.id_attached,

@@ -26,12 +26,13 @@ class LruMap(Generic[K, V]):
             self._entries.move_to_end(key)
         return value
 
-    def put(self, key: K, value: V) -> None:
-        """Sets the value of `key`; evicts the least recently used entry if the map is full."""
+    def put(self, key: K, value: V) -> tuple[K, V] | None:
+        """Sets the value of `key`; evicts and returns the least recently used entry if the map is full."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         if len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
+            return self._entries.popitem(last=False)
+        return None
 
     def discard(self, key: K) -> None:
         """Removes `key` if it is there."""

@@ -8,7 +8,9 @@ from routing_hints.metrics import MetricStore, MetricTable
 
 TABLE = MetricTable("routing_hints_client_")
 
-PLANS = TABLE.counter("plans", "Plans, by who decided: sidecar, memory, local-rule, forwarded.", "origin")
+PLANS = TABLE.counter(
+    "plans", "Plans, by who decided: sidecar, reused, memory, local-rule, forwarded.", "origin"
+)
 SKIPPED_REQUESTS = TABLE.counter(
     "skipped_requests", "Plans for which the sidecar was not called, by reason.", "reason"
 )
@@ -48,6 +50,16 @@ LATE_DECISIONS = TABLE.counter(
 )
 REFUSED_ITEMS = TABLE.counter(
     "refused_items", "Requests that the sidecar refused: invalid_argument, internal, other.", "code"
+)
+REUSE_CORRECTED = TABLE.counter(
+    "reuse_corrected",
+    "Responses that differ from the remembered decision that was applied: id, affinity_key, directive, rank.",
+    "what",
+)
+REUSE_DROPPED = TABLE.counter(
+    "reuse_dropped",
+    "Requests that a remembered decision was applied to and that could not be sent, by identity source.",
+    "source",
 )
 STREAM_LOST = TABLE.counter(
     "stream_lost", "Ends of the stream; while there is none, each new reason.", "reason"

@@ -12,6 +12,7 @@ class Origin(enum.Enum):
     """Who answered for a request."""
 
     SIDECAR = "sidecar"
+    REUSED = "reused"
     MEMORY = "memory"
     LOCAL_RULE = "local-rule"
     FORWARDED = "forwarded"
@@ -34,6 +35,7 @@ class Decision:
         conversation_hash: names the conversation in logs; empty without an identity.
         policy_revision: the sidecar policy behind the decision; empty if none was ever received.
         notices: tokens of docs/reference.md, most important first.
+        reusable: whether the conversation's next request may apply it before the sidecar has decided.
     """
 
     directive: RankDirective
@@ -48,6 +50,7 @@ class Decision:
     conversation_hash: str = ""
     policy_revision: str = ""
     notices: tuple[str, ...] = ()
+    reusable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,10 @@ class ClientPolicy:
             change a decision; they make the key of the client's memory.
         per_request_headers: names of headers that are sent as well, and change with each request.
         log_plain_ids: whether raw ids may be logged.
+        baggage: members of the header `baggage` that can change a decision.
+        generation: the reuse generation in force.
+        reuse_max_age_s: how long after its last response a decision may be reused; 0 is not at all.
+        valid_until_s: seconds since the epoch at which a scheduled change of identity takes effect.
     """
 
     revision: str = ""
@@ -80,3 +87,7 @@ class ClientPolicy:
     annotations: tuple[str, ...] = ()
     per_request_headers: tuple[str, ...] = ()
     log_plain_ids: bool = False
+    baggage: tuple[str, ...] = ()
+    generation: int = 0
+    reuse_max_age_s: float = 0.0
+    valid_until_s: float | None = None

@@ -72,6 +72,7 @@ class OnceLogger:
             "phase": phase.name.lower(),
             "dialect": engine.dialect.name.lower(),
             "source": decision.source_detail,
+            "origin": decision.origin.value,
             "conversation_id_set": params.id_attached,
             "attention_dp_rank_forced": is_forced,
             "policy_revision": decision.policy_revision,

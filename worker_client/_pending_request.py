@@ -25,6 +25,8 @@ class PendingRequest:
         engine: the engine that will run it, as the gate wants it seen.
         policy: states which carriers are sent, and so which make the key.
         reply: gets the decision, or None where none came in time or will come; cancelled with its caller.
+            None where nobody waits, since a remembered decision is applied.
+        applied: the remembered decision that its caller applied already, None if it waits.
         submitted_at_s: the loop's time when it was submitted.
         carriers: what the request holds in those carriers.
         key: what the decision is remembered by.
@@ -33,14 +35,16 @@ class PendingRequest:
         stream_number: that stream, counted from 1; 0 before it is sent.
         is_timed_out: whether its caller went on without a decision.
         is_resent: whether it was sent again, with its engine.
+        is_dropped: whether it will never be sent, so that its finish report would free nothing.
         timer: ends the wait, None before the wait.
     """
 
     facts: RequestFacts
     engine: EngineProfile
     policy: ClientPolicy
-    reply: asyncio.Future[Decision | None]
     submitted_at_s: float
+    reply: asyncio.Future[Decision | None] | None = None
+    applied: Decision | None = None
     carriers: SelectedCarriers = field(init=False)
     key: MemoryKey = field(init=False)
     known_rank: int | None = None
@@ -48,6 +52,7 @@ class PendingRequest:
     stream_number: int = 0
     is_timed_out: bool = False
     is_resent: bool = False
+    is_dropped: bool = False
     timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
@@ -57,6 +62,18 @@ class PendingRequest:
     def is_sent(self) -> bool:
         """Whether it was sent, so that the sidecar must receive its finish report."""
         return self.stream_number > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its caller went on without it, so that it need not be sent."""
+        return self.reply is not None and self.reply.done()
+
+    def settle(self, decision: Decision | None) -> bool:
+        """Gives the decision to whoever waits for it; returns whether somebody did."""
+        if self.reply is None or self.reply.done():
+            return False
+        self.reply.set_result(decision)
+        return True
 
     def follow(self, policy: ClientPolicy) -> None:
         """Takes the policy by which it is sent, if that is another one than when it was submitted.
@@ -85,21 +102,24 @@ class PendingRequest:
         a generator. Where the loop was too busy to fire it in time, the response may be there and not yet
         read, so the loop gets 2 ms more before the request counts as timed out.
         """
-        loop = self.reply.get_loop()
+        reply = self.reply
+        if reply is None:
+            return self.applied
+        loop = reply.get_loop()
         due_s = loop.time() + limit_s
-        self.timer = loop.call_at(due_s, self._give_up, due_s)
+        self.timer = loop.call_at(due_s, self._give_up, reply, due_s)
         try:
-            return await self.reply
+            return await reply
         finally:
             self.timer.cancel()
-            self.reply.cancel()  # a caller that is gone wants no request sent; no effect on a reply
+            reply.cancel()  # a caller that is gone wants no request sent; no effect on a reply
 
-    def _give_up(self, due_s: float) -> None:
-        if self.reply.done():
+    def _give_up(self, reply: asyncio.Future[Decision | None], due_s: float) -> None:
+        if reply.done():
             return
-        loop = self.reply.get_loop()
+        loop = reply.get_loop()
         if loop.time() - due_s > _PUNCTUAL_S:
-            self.timer = loop.call_later(_GRACE_S, self._give_up, math.inf)
+            self.timer = loop.call_later(_GRACE_S, self._give_up, reply, math.inf)
             return
         self.is_timed_out = True
-        self.reply.set_result(None)
+        reply.set_result(None)

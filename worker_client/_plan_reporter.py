@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from routing_hints import tokens
 from routing_hints.metrics import MetricStore
-from routing_hints.vocabulary import FinishOutcome, RankDirective
+from routing_hints.vocabulary import FinishOutcome, Phase, RankDirective
 from worker_client import _codec, _metrics
 from worker_client._engine import EngineProfile
 from worker_client._engine_params import EngineParams
+from worker_client._memory import Memory, MemoryKey
 from worker_client._model import ClientPolicy
 from worker_client._observation import RankChange, RankTracker
 from worker_client._once_logger import OnceLogger
@@ -26,6 +27,7 @@ class PlanReporter:
         once_logger: logs.
         transport: takes finish reports.
         get_policy: gives the sidecar's policy, as last received.
+        memory: is corrected by what is observed.
         max_conversations: whose last ranks are remembered.
     """
 
@@ -35,12 +37,14 @@ class PlanReporter:
         once_logger: OnceLogger,
         transport: Transport,
         get_policy: Callable[[], ClientPolicy],
+        memory: Memory,
         max_conversations: int,
     ) -> None:
         self._store = store
         self._once_logger = once_logger
         self._transport = transport
         self._get_policy = get_policy
+        self._memory = memory
         self._tracker = RankTracker(max_conversations)
 
     def on_params(self, record: PlanRecord, params: EngineParams) -> None:
@@ -80,12 +84,24 @@ class PlanReporter:
             self._store.add(_metrics.PROMPT_TOKENS, *labels, amount=record.facts.prompt_tokens)
         if record.pending is not None:
             self._transport.finish(record.pending, _codec.encode_finish(record, outcome))
+            self._correct_memory(record, record.pending.key, outcome)
         if not is_directed:
             return
         if rank_change is RankChange.SAME and observed.rank is not None:
             self._once_logger.log_confirmed(phase, decision, observed.rank)
         if self._tracker.is_moving(phase):
             self._once_logger.log_not_honored(phase)
+
+    def _correct_memory(self, record: PlanRecord, key: MemoryKey, outcome: FinishOutcome) -> None:
+        """Ends reuse of a conversation that ran elsewhere or failed; learns where an undecided one ran."""
+        rank = record.observation.rank if record.facts.phase is not Phase.DECODE else None
+        applied_rank = record.params.rank if record.params is not None else None
+        is_placed = record.applied_directive is RankDirective.PLACE
+        is_elsewhere = is_placed and rank is not None and rank != applied_rank
+        if is_elsewhere or outcome is FinishOutcome.FAILED:
+            self._memory.block(key)
+        if record.reason and rank is not None and record.decision.dp_rank is None:
+            self._memory.note_rank(key, rank)
 
     def on_internal_error(self, error: Exception) -> None:
         """Counts and logs an error that the request did not feel."""

@@ -20,6 +20,7 @@ _Pairs = tuple[tuple[str, str], ...]
 _Entry = TypeVar("_Entry", str, "tuple[str, str]")
 # More than the tags and lengths around a name and its value take on the wire.
 _ENTRY_BYTES = 16
+_BAGGAGE = "baggage"
 
 
 class SelectedCarriers(NamedTuple):
@@ -48,8 +49,11 @@ def select_carriers(facts: RequestFacts, policy: ClientPolicy) -> SelectedCarrie
     are short. Of the annotations with one prefix the sidecar reads the first, so no other is sent.
     """
     headers, metadata, body, notices = facts.headers, facts.metadata, facts.body, facts.notices
+    named = [(name, value) for name in policy.headers if (value := headers.get(name))]
+    if policy.baggage and (baggage := _pick_baggage(headers.get(_BAGGAGE, ""), policy.baggage)):
+        named.append((_BAGGAGE, baggage))
     carriers = SelectedCarriers(
-        tuple([(name, value) for name in policy.headers if (value := headers.get(name))]),
+        tuple(named),
         tuple([(name, value) for name in policy.per_request_headers if (value := headers.get(name))]),
         _pick(policy.metadata, lambda name: read_text(metadata.get(name), notices)) if metadata else (),
         _pick(policy.body, lambda path: read_body(body, path, notices)) if body else (),
@@ -64,6 +68,12 @@ def select_carriers(facts: RequestFacts, policy: ClientPolicy) -> SelectedCarrie
 
 def _pick(names: tuple[str, ...], read: Callable[[str], str]) -> _Pairs:
     return tuple([(name, value) for name in names if (value := read(name))])
+
+
+def _pick_baggage(header: str, members: tuple[str, ...]) -> str:
+    """Returns the members of the header that can name a conversation; the rest changes with each request."""
+    parts = (part.strip() for part in header.split(","))
+    return ",".join(part for part in parts if part.partition("=")[0].strip() in members)
 
 
 def _pick_annotations(annotations: tuple[str, ...], prefixes: tuple[str, ...]) -> tuple[str, ...]:

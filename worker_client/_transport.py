@@ -24,7 +24,7 @@ from worker_client._config import ClientConfig
 from worker_client._model import ClientPolicy, Decision
 from worker_client._once_logger import OnceLogger
 from worker_client._pending_request import PendingRequest
-from worker_client._send_queue import MAX_BATCH_FINISHES, SendQueue
+from worker_client._send_queue import MAX_BATCH_FINISHES, MAX_BATCH_ITEMS, SendQueue
 
 _ENGINE_INSTANCE = "engine_instance"
 _ERROR_CODES = {
@@ -33,6 +33,8 @@ _ERROR_CODES = {
 }
 _FINISH_DELAY_S = 0.05
 """How long a finish report waits for a message that goes out anyway."""
+_REUSE_DELAY_S = 0.02
+"""How long a request that nobody waits for waits for a message that goes out anyway."""
 _PAUSE_AFTER_LOSS_S = 0.25
 _CLOSE_TIMEOUT_S = 1.0
 
@@ -46,7 +48,8 @@ class Transport:
         once_logger: logs outages.
         get_policy: gives the policy by which requests are sent.
         on_policy: receives each policy of the sidecar.
-        on_decision: receives each decision, in time or not.
+        on_decision: receives each result, in time or not, with its generation; None is an unchanged decision.
+        on_ended: receives the hash of each conversation that was ended.
     """
 
     def __init__(
@@ -57,7 +60,8 @@ class Transport:
         *,
         get_policy: Callable[[], ClientPolicy],
         on_policy: Callable[[ClientPolicy], None],
-        on_decision: Callable[[PendingRequest, Decision], None],
+        on_decision: Callable[[PendingRequest, Decision | None, int], None],
+        on_ended: Callable[[str], None],
     ) -> None:
         self._config = config
         self._store = store
@@ -65,10 +69,13 @@ class Transport:
         self._get_policy = get_policy
         self._on_policy = on_policy
         self._on_decision = on_decision
+        self._on_ended = on_ended
         self._queue = SendQueue(store, self._on_internal_error)
         self._breaker = CircuitBreaker(once_logger, config.unknown_timeout_s)
         self._wake_writer = asyncio.Event()
         self._finish_timer: asyncio.TimerHandle | None = None
+        self._reuse_timer: asyncio.TimerHandle | None = None
+        self._is_up = False
         self._failure = ""
         self._is_closing = False
         self._runner: asyncio.Task[None] | None = None
@@ -100,21 +107,44 @@ class Transport:
             return tokens.CIRCUIT_OPEN
         if not self._queue.add_request(pending):
             return tokens.TOO_MANY_PENDING
-        self._breaker.record_submitted(pending.submitted_at_s)
         self._wake_writer.set()
         return ""
+
+    @property
+    def stream_number(self) -> int:
+        """The stream that is up, counted from 1; 0 while there is none."""
+        return 0 if self._failure or not self._is_up else self._queue.stream_number
+
+    def submit_applied(self, pending: PendingRequest) -> None:
+        """Queues a request that a remembered decision was applied to.
+
+        It wakes nobody: it travels with the next message, after `_REUSE_DELAY_S`, or once a message is full.
+        """
+        if not self._queue.add_request(pending) or self._runner is None:
+            return
+        if self._queue.unsent >= MAX_BATCH_ITEMS:
+            self._wake_writer.set()
+        elif self._reuse_timer is None:
+            self._reuse_timer = self._runner.get_loop().call_later(_REUSE_DELAY_S, self._send_applied)
+
+    def _send_applied(self) -> None:
+        self._reuse_timer = None
+        self._wake_writer.set()
 
     def finish(self, pending: PendingRequest, finish: service_pb2.Finish) -> None:
         """Queues the finish report of a request, if the request was sent.
 
         It travels with the next requests, or by itself after `_FINISH_DELAY_S`.
         """
-        if not pending.is_sent:
+        if not pending.is_sent and pending.applied is None:
             return
         self._queue.add_finish(pending, finish, is_stream_up=not self._failure)
+        self._schedule_finishes()
+
+    def _schedule_finishes(self) -> None:
         if len(self._queue.finishes) >= MAX_BATCH_FINISHES:
             self._wake_writer.set()
-        elif self._finish_timer is None and self._runner is not None:
+        elif self._queue.finishes and self._finish_timer is None and self._runner is not None:
             loop = self._runner.get_loop()
             self._finish_timer = loop.call_later(_FINISH_DELAY_S, self._send_finishes)
 
@@ -142,6 +172,7 @@ class Transport:
                 await asyncio.sleep(_PAUSE_AFTER_LOSS_S)
 
     def _note_loss(self, reason: str) -> None:
+        self._is_up = False
         if not self._failure:
             self._queue.end_stream()
         if reason != self._failure:
@@ -152,6 +183,7 @@ class Transport:
 
     async def _serve(self, call: _stub.EnrichCall) -> str:
         """Runs one stream until it ends; returns why, as a reason token."""
+        self._is_up = False
         self._queue.begin_stream()
         try:
             hello = service_pb2.StreamHello(
@@ -162,6 +194,7 @@ class Transport:
         except _StreamEndedError:
             return await _stub.describe_end(call)
         self._failure = ""
+        self._is_up = True
         self._wake_writer.set()
         loop = asyncio.get_running_loop()
         reader = loop.create_task(self._read_all(call))
@@ -210,12 +243,15 @@ class Transport:
             pending = self._queue.take(result.seq)
             if pending is None:
                 continue
-            if result.WhichOneof("outcome") != "response":
+            outcome = result.WhichOneof("outcome")
+            if outcome == "error" or outcome is None:
                 self._refuse(pending, result.error)
                 continue
-            decision = _codec.decode_decision(result.response)
-            self._on_decision(pending, decision)
+            decision = _codec.decode_decision(result.response) if outcome == "response" else None
+            self._on_decision(pending, decision, result.generation)
             self._reply(pending, decision)
+        for conversation_hash in message.ended:
+            self._on_ended(conversation_hash)
 
     def _refuse(self, pending: PendingRequest, error: service_pb2.EnrichError) -> None:
         if error.field == _ENGINE_INSTANCE and self._queue.resend_with_engine(pending):
@@ -225,9 +261,7 @@ class Transport:
         self._reply(pending, None)
 
     def _reply(self, pending: PendingRequest, decision: Decision | None) -> None:
-        if not pending.reply.done():
-            pending.reply.set_result(decision)
-        elif decision is not None and pending.is_timed_out:
+        if not pending.settle(decision) and decision is not None and pending.is_timed_out:
             self._store.add(_metrics.LATE_DECISIONS)
 
     async def _write_all(self, call: _stub.EnrichCall) -> None:
@@ -238,13 +272,18 @@ class Transport:
                 batch = self._queue.next_batch(self._get_policy())
                 if self._queue.has_nothing_pending:
                     self._breaker.record_nothing_pending()  # every caller went on before its request was sent
-                if not batch.items and not batch.finishes:
+                if not (batch.items or batch.finishes or batch.dropped):
                     break
+                if batch.items:
+                    self._breaker.record_written(asyncio.get_running_loop().time())
                 try:
                     await self._write(call, batch)
                 except _StreamEndedError:
-                    self._queue.put_back(batch.finishes)
+                    self._queue.put_back(batch)
                     raise
+                if not self._queue.unsent and not self._is_closing:
+                    self._schedule_finishes()  # reports that had to wait for their items
+                    break
             if self._is_closing:
                 await call.done_writing()
                 return

@@ -63,6 +63,11 @@ class _FakeTransport(Transport):
     def __init__(self, client: FakeClient) -> None:
         self._client = client
 
+    @property
+    def stream_number(self) -> int:
+        """Has no stream, so that every request is decided."""
+        return 0
+
     def start(self) -> None:
         """Has nothing to connect to."""
 
@@ -74,7 +79,7 @@ class _FakeTransport(Transport):
         pending.stream_number = 1
         if decision is None:
             return "fake-unavailable"
-        pending.reply.set_result(decision)
+        pending.settle(decision)
         return ""
 
     def finish(self, pending: PendingRequest, finish: service_pb2.Finish) -> None:

@@ -21,8 +21,9 @@ class Ledger:
         wrong_ids: another conversation's id, or one that nobody sent.
         missing_ids: no id although a structured carrier names it, or although the client remembers the
             conversation under the policy in force.
-        moved_ranks: a rank from memory that is not the conversation's earlier one under the same policy (if
-            another policy kept the router's rank in between, nothing is bound any more).
+        moved_ranks: a rank from memory, reused or in an outage, that is not the conversation's earlier one
+            under the same policy (if another policy kept the router's rank in between, nothing is bound any
+            more).
         errors: exceptions by type.
         cancelled: requests that were cancelled on purpose.
     """

@@ -11,9 +11,9 @@ from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from routing_hints.vocabulary import RankDirective
-from sidecar.decision.decide import decide
+from sidecar.decision.decide import decide, depends_on_request
 from sidecar.model import Decision, Engine, IdentityReader, Request
-from sidecar.policy.compiled import ROLLOUT_BUCKETS, CompiledPolicy
+from sidecar.policy.compiled import CompiledPolicy
 
 MAX_REMEMBERED = 4_096
 """Subjects whose decisions are kept; the one used longest ago is forgotten first."""
@@ -79,7 +79,7 @@ class DecisionCache:
         decision = decide(request._replace(identity=identity.read()), policy, suspended)
         is_placed = decision.directive is RankDirective.PLACE
         remembered = Remembered(decision, b"" if is_placed else self._serialize(decision))
-        if subject is not None and not _depends_on_request(decision, policy, suspended):
+        if subject is not None and not depends_on_request(decision, policy, suspended):
             self._remembered[subject] = remembered
             if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
@@ -98,9 +98,3 @@ def _read_subject(request: Request, identity: IdentityReader) -> Subject | None:
         request.unknown_enums,
         request.router_rank is not None,
     )
-
-
-def _depends_on_request(decision: Decision, policy: CompiledPolicy, suspended: Set[str]) -> bool:
-    """Returns whether a decision holds for one request only: a rollout goes by its id if it has no other."""
-    has_id = decision.conversation_hash and decision.source_detail not in suspended
-    return policy.rollout_buckets < ROLLOUT_BUCKETS and not has_id

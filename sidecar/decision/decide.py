@@ -17,7 +17,7 @@ from sidecar.decision.directive import rule_on
 from sidecar.identity.carrier import TENANT_HEADER, fold_header_names
 from sidecar.identity.resolution import Claim, resolve_claim, trace_carriers
 from sidecar.model import Decision, Explanation, PlacementKey, Request, RuleTrace
-from sidecar.policy.compiled import CompiledPolicy
+from sidecar.policy.compiled import ROLLOUT_BUCKETS, CompiledPolicy
 
 _NO_KEY = PlacementKey(ConversationHash(""), ConversationHash(""), "")
 _NONE_SUSPENDED: frozenset[str] = frozenset()
@@ -68,8 +68,18 @@ def apply_placement(
     elif request.engine.adp_router is AdpRouter.CONVERSATION and placement_state is not PlacementState.NEW:
         # The engine has recorded the first rank and returns to it by itself.
         directive, rank = RankDirective.WITHHOLD, None
+    # Unbound, and the first turn on an engine that records its rank, hold for one request only.
+    is_once = placement_state is PlacementState.NONE and rank is not None
+    is_once = is_once or (
+        directive is RankDirective.PLACE and request.engine.adp_router is AdpRouter.CONVERSATION
+    )
     return decision._replace(
-        directive=directive, notices=notices, placement_key=None, dp_rank=rank, placement=placement_state
+        directive=directive,
+        notices=notices,
+        placement_key=None,
+        dp_rank=rank,
+        placement=placement_state,
+        reusable=decision.reusable and not is_once,
     )
 
 
@@ -131,6 +141,8 @@ def _decide(
         policy_revision=policy.revision,
         identity_epoch=policy.identity_epoch,
         placement_key=placement_key,
+        # Without an id that counts, a rollout goes by the request's own.
+        reusable=not (is_suspended and policy.rollout_buckets < ROLLOUT_BUCKETS),
     )
 
 
@@ -151,3 +163,9 @@ def _choose_affinity_key(
 
 def _name_parent(claim: Claim, tenant: str, policy: CompiledPolicy) -> ConversationId:
     return make_conversation_id(claim.parent_id, tenant, policy.identity.naming, claim.run_id)
+
+
+def depends_on_request(decision: Decision, policy: CompiledPolicy, suspended: Set[str]) -> bool:
+    """Returns whether a decision holds for one request only: a rollout goes by its id if it has no other."""
+    has_id = decision.conversation_hash and decision.source_detail not in suspended
+    return policy.rollout_buckets < ROLLOUT_BUCKETS and not has_id

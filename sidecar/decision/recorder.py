@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sidecar.model import Decision, FinishReport, Request
+from sidecar.model import Applied, Decision, FinishReport, Request
 
 CAPACITY = 4_096
 
@@ -23,6 +23,10 @@ class Record:
     decision: Decision
     item: tuple[int, int] | None
     """Stream and `seq` of the item; None for a unary call."""
+    applied: Applied | None = None
+    """What the client applied before; None if it waited."""
+    unchanged: bool = False
+    """Whether that equals the decision."""
     finish: FinishReport | None = None
 
 
@@ -42,7 +46,28 @@ class Recorder:
         self._by_request: dict[str, Record] = {}
         self._by_item: dict[tuple[int, int], Record] = {}
 
-    def record(self, request: Request, decision: Decision, item: tuple[int, int] | None = None) -> str:
+    @property
+    def count(self) -> int:
+        """Decisions so far; the number of the next one."""
+        return self._count
+
+    def is_since(self, decision_id: str, number: int) -> bool:
+        """Returns whether a decision was recorded in this run of the sidecar, at or after a number."""
+        run, _, digits = decision_id.partition("-")
+        try:
+            return run == self._run and number <= int(digits, 16) < self._count
+        except ValueError:
+            return False
+
+    def record(
+        self,
+        request: Request,
+        decision: Decision,
+        item: tuple[int, int] | None = None,
+        applied: Applied | None = None,
+        *,
+        unchanged: bool = False,
+    ) -> str:
         """Records a decision about a request without its identity, and returns the decision's id."""
         if request.tenant:
             # Thousands of 16 KiB would be 64 MiB.
@@ -54,7 +79,7 @@ class Recorder:
         if oldest is not None:
             self._forget(oldest)
         decision_id = f"{self._run}-{number:x}"
-        record = Record(decision_id, self._clock(), request, decision, item)
+        record = Record(decision_id, self._clock(), request, decision, item, applied, unchanged)
         self._records[slot] = record
         if request.request_id:
             self._by_request[request.request_id] = record

@@ -10,7 +10,7 @@ from routing_hints.vocabulary import IdentitySource
 from sidecar.identity.carrier import Carrier, Fields, Reading
 from sidecar.model import Identity
 
-_HEADER = "baggage"
+BAGGAGE_HEADER = "baggage"
 
 
 def make_baggage_carrier(member: str) -> Carrier:
@@ -18,7 +18,7 @@ def make_baggage_carrier(member: str) -> Carrier:
     name = f"baggage:{member}"
 
     def read(_identity: Identity, headers: Mapping[str, str]) -> Reading | None:
-        baggage = headers.get(_HEADER)
+        baggage = headers.get(BAGGAGE_HEADER)
         value = None if baggage is None else _find_member(baggage, member)
         if value is None:
             return None
@@ -28,7 +28,8 @@ def make_baggage_carrier(member: str) -> Carrier:
             # Replacing what can't be decoded would make different values equal.
             return Reading(name, "", refusal=tokens.MALFORMED)
 
-    return Carrier(name, name, IdentitySource.BAGGAGE, read, Fields(frozenset({_HEADER})))
+    fields = Fields(frozenset({BAGGAGE_HEADER}), baggage=frozenset({member}))
+    return Carrier(name, name, IdentitySource.BAGGAGE, read, fields)
 
 
 def _find_member(baggage: str, member: str) -> str | None:

@@ -49,6 +49,8 @@ class Fields:
     """Prefixes of annotations."""
     per_request_headers: frozenset[str] = frozenset()
     """Headers that change with each request and never affect an id."""
+    baggage: frozenset[str] = frozenset()
+    """Members of the header `baggage`."""
 
     def __or__(self, other: Fields) -> Fields:
         """Returns the union."""
@@ -58,6 +60,7 @@ class Fields:
             self.body | other.body,
             self.annotations | other.annotations,
             self.per_request_headers | other.per_request_headers,
+            self.baggage | other.baggage,
         )
 
 

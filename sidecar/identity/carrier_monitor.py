@@ -48,6 +48,11 @@ class CarrierMonitor:
         if verdict is not None:
             self._report(verdict, suspends=suspends)
 
+    def record_dropped(self, carrier: str, count: int) -> None:
+        """Counts requests that a client applied remembered decisions to and could not send."""
+        if self._guard.note_lost(carrier):
+            self._store.add(metrics.DROPPED_REQUESTS, carrier, amount=count)
+
     def _read_shares(self) -> Iterator[tuple[LabelValues, float]]:
         for carrier, percent in self._guard.list_shares():
             yield (carrier,), percent / 100

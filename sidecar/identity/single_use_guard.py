@@ -42,6 +42,9 @@ class _Cohorts:
     old: dict[ConversationHash, int] = field(default_factory=dict)
     single_use_percent: int | None = None
     """Of the last judged cohort; None before the first."""
+    young_is_complete: bool = True
+    """Whether every request of these ids was seen."""
+    old_is_complete: bool = True
 
 
 class SingleUseGuard:
@@ -90,6 +93,18 @@ class SingleUseGuard:
             cohort[conversation] = _REPEATED
         return False, verdict
 
+    def note_lost(self, carrier: str) -> bool:
+        """Records that requests of a carrier were not seen, so that its present cohorts are never judged.
+
+        Returns:
+            Whether the carrier is known.
+        """
+        cohorts = self._carriers.get(carrier)
+        if cohorts is None:
+            return False
+        cohorts.young_is_complete = cohorts.old_is_complete = False
+        return True
+
     def list_shares(self) -> Iterator[tuple[str, int]]:
         """Yields each judged carrier and the percentage of its ids that were seen in one request only."""
         for carrier, cohorts in self._carriers.items():
@@ -97,9 +112,10 @@ class SingleUseGuard:
                 yield carrier, cohorts.single_use_percent
 
     def _close(self, carrier: str, cohorts: _Cohorts, now_s: float) -> Verdict | None:
-        judged = cohorts.old
+        judged, is_complete = cohorts.old, cohorts.old_is_complete
         cohorts.old, cohorts.young, cohorts.opened_at_s = cohorts.young, {}, now_s
-        if len(judged) < MIN_JUDGED_IDS:
+        cohorts.old_is_complete, cohorts.young_is_complete = cohorts.young_is_complete, True
+        if len(judged) < MIN_JUDGED_IDS or not is_complete:
             return None
         percent = 100 * sum(first != _REPEATED for first in judged.values()) // len(judged)
         cohorts.single_use_percent = percent

@@ -10,7 +10,7 @@ from routing_hints.metrics import MetricStore
 from routing_hints.vocabulary import FinishOutcome, Phase, PlacementState, RankDirective
 from sidecar.model import FinishReport, PlacementKey, Request
 from sidecar.placement.choice import choose_rank, find_live
-from sidecar.placement.engine_phase import EnginePhase, EnginePhases, name_engine_phase
+from sidecar.placement.engine_phase import EnginePhase, EnginePhaseKey, EnginePhases, name_engine_phase
 from sidecar.placement.lease import MAX_LEASES, Item, Lease, Leases
 from sidecar.placement.settings import PlacementSettings
 from sidecar.placement.table import ConversationTable, Entry
@@ -31,7 +31,10 @@ class Proposal(NamedTuple):
     key: PlacementKey
     engine_phase: EnginePhase
     rank: int
+    """Where the conversation is, or is to be, bound."""
     placement: PlacementState
+    booked_rank: int
+    """Where the request goes; differs from `rank` only if a client applied an older decision."""
     at_s: float
 
 
@@ -49,7 +52,7 @@ class Placement:
         clock: gives seconds that never go back.
         store: counts what is decided and learned.
         get_settings: gives the policy's placement part.
-        on_pause: called with the phase of an engine that is not placed on for a while.
+        on_pause: called with an engine phase that is not placed on for a while.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Placement:
         clock: Callable[[], float],
         store: MetricStore,
         get_settings: Callable[[], PlacementSettings],
-        on_pause: Callable[[Phase], None],
+        on_pause: Callable[[EnginePhaseKey], None],
     ) -> None:
         self._clock = clock
         self._store = store
@@ -67,7 +70,9 @@ class Placement:
         self._table = ConversationTable(self._count_forgotten)
         self._engine_phases = EnginePhases(self._forget_engine_phase)
 
-    def propose(self, request: Request, key: PlacementKey) -> Proposal | None:
+    def propose(
+        self, request: Request, key: PlacementKey, applied_rank: int | None = None
+    ) -> Proposal | None:
         """Returns where a request should go, None while its engine does not follow.
 
         Changes nothing but what has outlived its time.
@@ -75,6 +80,7 @@ class Placement:
         Args:
             request: the request; its `dp_size` is known.
             key: what it is placed by.
+            applied_rank: where the client sent it already; None if it waits for the proposal.
         """
         settings = self._expire()
         now_s = self._clock()
@@ -84,7 +90,8 @@ class Placement:
         rank, placement_state = choose_rank(
             engine_phase, request, key, self._table, self._leases, settings, now_s
         )
-        return Proposal(request, key, engine_phase, rank, placement_state, now_s)
+        booked_rank = rank if applied_rank is None else applied_rank
+        return Proposal(request, key, engine_phase, rank, placement_state, booked_rank, now_s)
 
     def find_rank(self, request: Request, conversation: ConversationHash) -> int | None:
         """Returns the rank that a conversation is bound to, None if it is to none."""
@@ -101,7 +108,7 @@ class Placement:
             ticket: opens a lease by these names. Without one no end will come, so the request counts as
                 run already and adds no load.
         """
-        request, key, engine_phase, _, _, now_s = proposal
+        request, key, engine_phase, _, _, _, now_s = proposal
         self._engine_phases.keep(engine_phase, now_s)
         attempt = self._leases.find_attempt(engine_phase, request.request_id)
         if attempt is None:
@@ -183,7 +190,7 @@ class Placement:
             self._settle(lease.entry, lease.rank, lease.prompt_tokens, now_s)
 
     def _bind(self, proposal: Proposal) -> Entry:
-        _, key, engine_phase, rank, placement_state, now_s = proposal
+        _, key, engine_phase, rank, placement_state, _, now_s = proposal
         entry = self._table.get(engine_phase, key.conversation)
         if entry is not None and entry.rank != rank:
             # Its time was over, so it was proposed for as a new one.
@@ -201,8 +208,9 @@ class Placement:
         return entry
 
     def _open(self, proposal: Proposal, entry: Entry | None, ticket: Ticket) -> None:
-        request, key, engine_phase, rank, placement_state, now_s = proposal
-        resident = 0.0 if entry is None else entry.likely_resident(now_s)
+        request, key, engine_phase, _, placement_state, rank, now_s = proposal
+        is_at_home = entry is not None and entry.rank == rank
+        resident = entry.likely_resident(now_s) if entry is not None and is_at_home else 0.0
         lease = Lease(
             decision_id=ticket.decision_id,
             item=ticket.item,
@@ -249,6 +257,7 @@ class Placement:
         """Returns the rank that likely computed the prompt, None if that is not known or none did."""
         phase, engine_phase = lease.engine_phase.key.phase, lease.engine_phase
         is_obeyed = report.decision_id == lease.decision_id
+        is_obeyed = is_obeyed or (report.reused and report.applied_dp_rank == lease.rank)
         observed = report.observed_dp_rank
         # On decode it is a rank of the prefill engine.
         if observed is not None and phase is not Phase.DECODE and observed < engine_phase.loads.dp_size:
@@ -274,7 +283,7 @@ class Placement:
         self._store.add(metrics.PLACED_RANKS, _label(phase), result)
         if lease.engine_phase.compliance.observe(lease.opened_at_s, as_placed=as_placed, now_s=now_s):
             self._store.add(metrics.PLACEMENT_PAUSES, _label(phase))
-            self._on_pause(phase)
+            self._on_pause(lease.engine_phase.key)
 
     def _settle(self, entry: Entry, rank: int, prompt_tokens: int, now_s: float) -> None:
         """Learns that a prompt of a conversation was computed on a rank."""

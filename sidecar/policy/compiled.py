@@ -58,7 +58,11 @@ class ClientView:
     body: tuple[str, ...]
     annotations: tuple[str, ...]
     """Prefixes of annotations."""
+    baggage: tuple[str, ...]
+    """Members of the header `baggage` that can affect a decision."""
     logs_plain_ids: bool
+    reuse_max_age_s: float
+    """How long a decision may be reused; 0 is not at all."""
 
 
 def merge_views(current: ClientView, coming: ClientView) -> ClientView:
@@ -82,7 +86,9 @@ def merge_views(current: ClientView, coming: ClientView) -> ClientView:
         _merge(current.metadata, coming.metadata),
         _merge(current.body, coming.body),
         _merge(current.annotations, coming.annotations),
+        _merge(current.baggage, coming.baggage),
         current.logs_plain_ids,
+        current.reuse_max_age_s,
     )
 
 

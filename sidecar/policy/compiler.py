@@ -11,6 +11,7 @@ from typing import Any
 
 from routing_hints.conversation_id import IdForm, Naming
 from routing_hints.vocabulary import IdentitySource, IdScope, Phase
+from sidecar.identity.baggage_carrier import BAGGAGE_HEADER
 from sidecar.identity.carrier import FINAL_HEADER, TENANT_HEADER, Carrier, Fields
 from sidecar.identity.catalogue import CARRIERS
 from sidecar.identity.header_carrier import make_header_carrier
@@ -118,12 +119,14 @@ def _make_view(
         identity_epoch=_hash_content(content),
         local_sources=_list_local_sources(operational, identity, carriers),
         scope=_SCOPES[identity.scope],
-        headers=tuple(sorted(fields.headers)),
+        headers=tuple(sorted(fields.headers - {BAGGAGE_HEADER})),
         per_request_headers=tuple(sorted(fields.per_request_headers)),
         metadata=tuple(sorted(fields.metadata)),
         body=tuple(sorted(fields.body)),
         annotations=tuple(sorted(fields.annotations)),
+        baggage=tuple(sorted(fields.baggage)),
         logs_plain_ids=operational.logging.log_ids == "plain",
+        reuse_max_age_s=min(operational.reuse.max_age_s, operational.placement.idle_ttl_s / 2),
     )
 
 

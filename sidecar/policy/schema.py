@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from sidecar.placement.first_rank import FIRST_RANK_POLICIES
 from sidecar.policy.identity_schema import IdentityPolicy, NextIdentityPolicy, PolicyPart
@@ -42,6 +42,13 @@ class Placement(PolicyPart):
     """Limit across all engines; the least recently used is evicted."""
 
 
+class Reuse(PolicyPart):
+    """Whether clients apply remembered decisions at once, before the sidecar has decided."""
+
+    max_age_s: float = Field(default=0.0, strict=True, ge=0, le=86_400, allow_inf_nan=False)
+    """How long after its last response a decision is reused; 0 is never."""
+
+
 class Logging(PolicyPart):
     """What the sidecar and the worker clients log."""
 
@@ -63,7 +70,14 @@ class Operational(PolicyPart):
     single_use_guard: Literal["report", "enforce"] = "report"
     """`report` logs a carrier whose ids are single-use; `enforce` also stops attaching them."""
     placement: Placement = Placement()
+    reuse: Reuse = Reuse()
     logging: Logging = Logging()
+
+    @model_validator(mode="after")
+    def _check_reuse(self) -> Operational:
+        if self.reuse.max_age_s >= self.placement.idle_ttl_s:
+            raise ValueError("reuse.max_age_s must be less than placement.idle_ttl_s")
+        return self
 
 
 class Policy(PolicyPart):

@@ -17,7 +17,7 @@ from sidecar.server.error_boundary import ErrorBoundary, NotFoundError
 from sidecar.server.stream import StreamServicer
 from sidecar.wire.enum_codec import encode_enum
 from sidecar.wire.field_limit import FieldError
-from sidecar.wire.response_codec import encode_decision_without_ids, encode_finish
+from sidecar.wire.response_codec import encode_applied, encode_decision_without_ids, encode_finish
 
 MAX_SHOWN_STREAMS = 1_000
 SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["RoutingHintsAdminService"].full_name
@@ -128,6 +128,9 @@ def _encode_record(record: Record) -> admin_pb2.GetDecisionResponse:
         decision=decision,
         id_attached=record.decision.conversation_id is not None,
     )
+    if record.applied is not None:
+        response.applied.CopyFrom(encode_applied(record.applied))
+        response.unchanged = record.unchanged
     if record.finish is not None:
         response.finish.CopyFrom(encode_finish(record.finish))
     return response

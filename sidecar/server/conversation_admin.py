@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from routing_hints.conversation_id import ConversationHash
 from routing_hints.v1 import admin_pb2
-from sidecar.placement.placement import Placement
+from sidecar.decision.service import DecisionService
 from sidecar.placement.table import Entry
 from sidecar.server.error_boundary import NotFoundError
 from sidecar.wire.enum_codec import encode_enum
@@ -22,12 +22,12 @@ class ConversationAdmin:
     """Serves ListConversations, GetConversation and EndConversation.
 
     Args:
-        placement: the placement table's owner.
-        clock: the clock of `placement`, in seconds.
+        service: has the placement table.
+        clock: the one that it uses.
     """
 
-    def __init__(self, placement: Placement, clock: Callable[[], float]) -> None:
-        self._placement = placement
+    def __init__(self, service: DecisionService, clock: Callable[[], float]) -> None:
+        self._service = service
         self._clock = clock
 
     def list_conversations(
@@ -41,7 +41,7 @@ class ConversationAdmin:
             raise FieldError("page_size", f"must be at most {MAX_PAGE_SIZE}")
         before = _parse_token(request.page_token)
         size = request.page_size or DEFAULT_PAGE_SIZE
-        entries = self._placement.list_used_before(before, request.worker_id, size + 1)
+        entries = self._service.placement.list_used_before(before, request.worker_id, size + 1)
         page = entries[:size]
         return admin_pb2.ListConversationsResponse(
             conversations=map(self._encode, page),
@@ -53,7 +53,7 @@ class ConversationAdmin:
     ) -> admin_pb2.GetConversationResponse:
         """Returns one conversation; raises NotFoundError if no engine phase has it."""
         name = ConversationHash(request.conversation_hash)
-        entries = self._placement.find(name)
+        entries = self._service.placement.find(name)
         if not entries:
             raise NotFoundError("no engine phase has this conversation")
         return admin_pb2.GetConversationResponse(conversations=map(self._encode, entries))
@@ -62,7 +62,7 @@ class ConversationAdmin:
         self, request: admin_pb2.EndConversationRequest
     ) -> admin_pb2.EndConversationResponse:
         """Removes one conversation from every engine phase."""
-        ended = self._placement.end(ConversationHash(request.conversation_hash))
+        ended = self._service.end_conversation(ConversationHash(request.conversation_hash))
         return admin_pb2.EndConversationResponse(ended=ended)
 
     def _encode(self, entry: Entry) -> admin_pb2.Conversation:

@@ -16,12 +16,12 @@ import grpc
 import grpc.aio
 import structlog
 
-from routing_hints.limits import MAX_BATCH_ENTRIES, MAX_ENGINES
+from routing_hints.conversation_id import ConversationHash
+from routing_hints.limits import MAX_BATCH_ENTRIES, MAX_DROPPED_CARRIERS, MAX_ENDED, MAX_ENGINES
 from routing_hints.metrics import MetricStore
 from routing_hints.v1 import service_pb2
 from sidecar.decision.service import DecisionService
-from sidecar.policy.compiled import ClientView
-from sidecar.policy.holder import PolicyHolder
+from sidecar.policy.holder import ActivePolicy, PolicyHolder
 from sidecar.server.drain import DrainGate, DrainingError
 from sidecar.server.enrichment import Enricher
 from sidecar.server.error_boundary import INTERNAL_ERROR_MESSAGE, Context, parse
@@ -46,6 +46,7 @@ class Stream:
         opened_at: seconds since the epoch.
         worker_id, client_version: as its hello states them.
         engines: the engines that its items may refer to.
+        writer: writes its responses; None before the first message.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Stream:
     worker_id: str = ""
     client_version: str = ""
     engines: EngineRegistry = field(default_factory=EngineRegistry)
+    writer: StreamWriter | None = None
     is_greeted: bool = False
 
 
@@ -102,6 +104,18 @@ class StreamServicer:
         """Returns when no stream is open."""
         await self._all_closed.wait()
 
+    def push_generation(self, worker_id: str | None) -> None:
+        """Sends a worker's reuse generation, or everybody's for None, to the streams that it is for."""
+        for stream in self._open.values():
+            if stream.writer is not None and worker_id in (None, stream.worker_id):
+                stream.writer.wake()
+
+    def push_ended(self, conversation: ConversationHash) -> None:
+        """Lets every client forget a conversation."""
+        for stream in self._open.values():
+            if stream.writer is not None:
+                stream.writer.add_ended(conversation)
+
     async def converse(self, context: Context) -> None:
         """Serves one stream to its end.
 
@@ -123,7 +137,7 @@ class StreamServicer:
                 self._all_closed.set()
 
     async def _serve(self, context: Context, stream: Stream) -> None:
-        writer = StreamWriter(context, self._holder)
+        stream.writer = writer = StreamWriter(context, self._holder, self._service, stream)
         pusher: asyncio.Task[None] | None = None
         try:
             while True:
@@ -134,8 +148,10 @@ class StreamServicer:
                 self._open_message(message, stream)
                 for finish in message.finishes:
                     self._finish(finish, stream)
+                for dropped in message.dropped:
+                    self._service.record_dropped(dropped.source_detail, dropped.count)
                 response = service_pb2.EnrichStreamResponse()
-                await self._decide_all(message.items, response.results, stream)
+                await self._decide_all(message.items, response.results, stream, writer)
                 await writer.send(response)
                 if pusher is None:
                     pusher = asyncio.ensure_future(writer.push_changes())
@@ -149,6 +165,7 @@ class StreamServicer:
         check_count(len(message.items), MAX_BATCH_ENTRIES, "items")
         check_count(len(message.finishes), MAX_BATCH_ENTRIES, "finishes")
         check_count(len(message.engines), MAX_ENGINES, "engines")
+        check_count(len(message.dropped), MAX_DROPPED_CARRIERS, "dropped")
         if not stream.is_greeted:
             hello = message.hello
             check_strings(hello, HELLO_LIMITS, "hello.")
@@ -165,16 +182,24 @@ class StreamServicer:
                     tensorrt_llm_version=profile.version,
                 )
 
-    async def _decide_all(self, items: Any, results: Any, stream: Stream) -> None:
+    async def _decide_all(self, items: Any, results: Any, stream: Stream, writer: StreamWriter) -> None:
         for number, item in enumerate(items, 1):
-            self._decide(item, results.add(seq=item.seq), stream)
+            self._decide(item, results.add(seq=item.seq), stream, writer)
             if number % _DECISIONS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
-    def _decide(self, item: service_pb2.EnrichItem, result: service_pb2.EnrichResult, stream: Stream) -> None:
+    def _decide(
+        self,
+        item: service_pb2.EnrichItem,
+        result: service_pb2.EnrichResult,
+        stream: Stream,
+        writer: StreamWriter,
+    ) -> None:
+        # Taken before: the request itself may suspend its carrier, after it was decided.
+        generation = writer.generation
         try:
-            name = (stream.number, item.seq)
-            self._enricher.enrich(item.request, result.response, stream.engines, stream.worker_id, name)
+            self._enricher.enrich_item(item, result, stream.number, stream.worker_id, stream.engines)
+            result.generation = generation
             return
         except FieldError as error:
             code, field_path, text = service_pb2.ERROR_CODE_INVALID_ARGUMENT, error.field, str(error)
@@ -195,27 +220,61 @@ class StreamServicer:
 class StreamWriter:
     """Writes one stream's responses, one at a time, since gRPC takes no two writes at once."""
 
-    def __init__(self, context: Context, holder: PolicyHolder) -> None:
+    def __init__(
+        self, context: Context, holder: PolicyHolder, service: DecisionService, stream: Stream
+    ) -> None:
         self._context = context
         self._holder = holder
+        self._service = service
+        self._stream = stream
         self._lock = asyncio.Lock()
-        self._sent: ClientView | None = None
+        self._is_dirty = asyncio.Event()
+        self._sent_policy: ActivePolicy | None = None
+        self._sent_generation = 0
+        self._ended: list[ConversationHash] = []
+        self._overflows = 0
+
+    @property
+    def generation(self) -> int:
+        """The reuse generation in force for this stream."""
+        return self._service.generation_of(self._stream.worker_id) + self._overflows
+
+    def wake(self) -> None:
+        """Sends soon what has changed."""
+        self._is_dirty.set()
+
+    def add_ended(self, conversation: ConversationHash) -> None:
+        """Sends soon that a conversation was ended; of too many at once, that everything may have changed."""
+        self._ended.append(conversation)
+        if len(self._ended) > MAX_ENDED:
+            self._ended.clear()
+            self._overflows += 1
+        self._is_dirty.set()
 
     async def send(self, response: service_pb2.EnrichStreamResponse) -> None:
-        """Writes a response, with the policy where the peer does not have it yet; nothing without either."""
+        """Writes a response, with what the peer does not have yet; nothing if there is nothing to write."""
         async with self._lock:
-            view = self._holder.current.view
-            is_new = view is not self._sent
+            policy, generation = self._holder.current, self.generation
+            is_new = policy is not self._sent_policy or generation != self._sent_generation
             if is_new:
-                response.policy.CopyFrom(encode_client_policy(view))
-            if is_new or response.results:
+                message = encode_client_policy(policy.view, generation, policy.changes_at)
+                response.policy.CopyFrom(message)
+            response.ended.extend(self._ended)
+            self._ended.clear()
+            if is_new or response.results or response.ended:
                 await self._context.write(response.SerializeToString())
-                self._sent = view
+                self._sent_policy, self._sent_generation = policy, generation
 
     async def push_changes(self) -> None:
-        """Sends every change of the policy, also while the peer is idle; never returns."""
+        """Sends every change, also while the peer is idle; never returns."""
         while True:
             # Taken before the write, during which the policy may change.
-            change = self._holder.next_change
+            policy_change = self._holder.next_change
+            self._is_dirty.clear()
             await self.send(service_pb2.EnrichStreamResponse())
-            await change.wait()
+            waits = [asyncio.ensure_future(event.wait()) for event in (policy_change, self._is_dirty)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()

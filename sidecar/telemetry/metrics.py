@@ -17,6 +17,16 @@ DISTINCT_IDS = TABLE.counter(
 SINGLE_USE_REPORTS = TABLE.counter(
     "single_use_reports", "Times that the ids of a carrier began to be almost always new.", "carrier"
 )
+DROPPED_REQUESTS = TABLE.counter(
+    "dropped_requests",
+    "Requests that clients applied remembered decisions to and could not send, by the carrier that won.",
+    "carrier",
+)
+REUSED_REQUESTS = TABLE.counter(
+    "reused_requests",
+    "Requests whose clients applied a remembered decision, by whether that equals the sidecar's.",
+    "unchanged",
+)
 FINAL_REQUESTS = TABLE.counter(
     "final_requests", "Requests whose caller states that they are their conversation's last."
 )

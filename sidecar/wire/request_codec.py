@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from routing_hints.limits import MAX_ID_BYTES
 from routing_hints.v1 import service_pb2
-from routing_hints.vocabulary import Phase, RequestKind
-from sidecar.model import FinishReport, Request
+from routing_hints.vocabulary import Phase, RankDirective, RequestKind
+from sidecar.model import Applied, FinishReport, Request
 from sidecar.wire.engine_codec import EngineRegistry
 from sidecar.wire.enum_codec import EnumDecoder
 from sidecar.wire.field_limit import (
@@ -18,12 +19,14 @@ from sidecar.wire.field_limit import (
     FieldError,
     check_rank,
     check_request,
+    check_size,
     check_strings,
 )
 from sidecar.wire.identity_codec import WireIdentity
 
 _PHASE = EnumDecoder(Phase)
 _KIND = EnumDecoder(RequestKind)
+_DIRECTIVE = EnumDecoder(RankDirective)
 NO_ENGINES = EngineRegistry(max_engines=0)
 
 
@@ -80,6 +83,22 @@ def decode_request(
     return DecodedRequest(request, WireIdentity(message.identity))
 
 
+def decode_applied(message: service_pb2.EnrichItem, dp_size: int) -> Applied | None:
+    """Returns what the client did with an item already; None if it waits for the response.
+
+    Raises:
+        FieldError: a field breaks its documented range.
+    """
+    if not message.HasField("applied"):
+        return None
+    applied = message.applied
+    check_size(applied.decision_id, MAX_ID_BYTES, "applied.decision_id")
+    rank = applied.dp_rank if applied.HasField("dp_rank") else None
+    if rank is not None:
+        check_rank(rank, dp_size, "applied.dp_rank")
+    return Applied(_DIRECTIVE.decode(applied.directive, "applied.directive", []), rank, applied.decision_id)
+
+
 def decode_finish(message: service_pb2.Finish) -> FinishReport:
     """Returns how a request ended.
 
@@ -99,4 +118,6 @@ def decode_finish(message: service_pb2.Finish) -> FinishReport:
         local_reason=message.local_reason,
         observed_dp_rank=message.observed_dp_rank if message.HasField("observed_dp_rank") else None,
         cached_tokens=message.cached_tokens if message.HasField("cached_tokens") else None,
+        applied_dp_rank=message.applied_dp_rank if message.HasField("applied_dp_rank") else None,
+        reused=message.reused,
     )

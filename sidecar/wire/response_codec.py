@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from routing_hints.v1 import service_pb2, types_pb2
-from sidecar.model import Decision, Explanation, FinishReport
+from sidecar.model import Applied, Decision, Explanation, FinishReport
 from sidecar.policy.compiled import ClientView
 from sidecar.wire.enum_codec import encode_enum
 
@@ -37,6 +37,7 @@ def _encode_decision(decision: Decision, hints: types_pb2.RoutingHints | None) -
         policy_revision=decision.policy_revision,
         identity_epoch=decision.identity_epoch,
         notices=decision.notices,
+        reusable=decision.reusable,
     )
 
 
@@ -67,9 +68,17 @@ def encode_explanation(explanation: Explanation) -> service_pb2.ExplainResponse:
     )
 
 
-def encode_client_policy(view: ClientView) -> service_pb2.ClientPolicy:
-    """Returns what a worker's client needs of the policy."""
-    return service_pb2.ClientPolicy(
+def encode_client_policy(
+    view: ClientView, generation: int = 0, valid_until: float | None = None
+) -> service_pb2.ClientPolicy:
+    """Returns what a worker's client needs of the policy.
+
+    Args:
+        view: the policy.
+        generation: the reuse generation in force for the stream.
+        valid_until: when a scheduled change of identity takes effect, in seconds since the epoch.
+    """
+    message = service_pb2.ClientPolicy(
         revision=view.revision,
         identity_epoch=view.identity_epoch,
         local_sources=[encode_enum(source) for source in view.local_sources],
@@ -80,6 +89,20 @@ def encode_client_policy(view: ClientView) -> service_pb2.ClientPolicy:
         identity_annotations=view.annotations,
         log_plain_ids=view.logs_plain_ids,
         per_request_headers=view.per_request_headers,
+        identity_baggage=view.baggage,
+        reuse_generation=generation,
+    )
+    if view.reuse_max_age_s:
+        message.reuse_max_age.FromNanoseconds(int(view.reuse_max_age_s * 1e9))
+    if valid_until is not None:
+        message.valid_until.FromNanoseconds(int(valid_until * 1e9))
+    return message
+
+
+def encode_applied(applied: Applied) -> service_pb2.AppliedDecision:
+    """Returns what the client applied as a message."""
+    return service_pb2.AppliedDecision(
+        directive=encode_enum(applied.directive), dp_rank=applied.dp_rank, decision_id=applied.decision_id
     )
 
 
@@ -96,4 +119,6 @@ def encode_finish(report: FinishReport) -> service_pb2.Finish:
         local_reason=report.local_reason,
         observed_dp_rank=report.observed_dp_rank,
         cached_tokens=report.cached_tokens,
+        applied_dp_rank=report.applied_dp_rank,
+        reused=report.reused,
     )

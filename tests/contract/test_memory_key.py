@@ -22,7 +22,9 @@ from worker_client._model import ClientPolicy
 from worker_client._pending_request import PendingRequest
 from worker_client._request import AgentContext, RequestFacts, SessionControl
 
-POLICY = ClientPolicy(headers=("h",), metadata=("m",), body=("b",), annotations=("a:",))
+POLICY = ClientPolicy(
+    headers=("h",), metadata=("m",), body=("b",), annotations=("a:",), baggage=("session.id",)
+)
 AGENT = AgentContext("session", "parent", False, "trajectory", "parent-trajectory")
 CONTROL = SessionControl("session", "open", 1)
 BASE: dict[str, Any] = {
@@ -60,6 +62,8 @@ IN_KEY: dict[str, dict[str, Any]] = {
     "model": {"model": "other"},
     "tenant": {"tenant": "other"},
     "engine_instance": {"instance_id": "other"},
+    # Whether the upstream router sent a rank decides whether the sidecar places; which one does not.
+    "hints.dp_rank": {"router_rank": None},
 }
 """By path: a change of the facts, or of the engine, that changes this field alone."""
 
@@ -84,13 +88,6 @@ HOLDS_FOR_ONE_REQUEST: dict[str, dict[str, Any]] = {
 }
 """A decision that rests on them is not remembered, or was made from what is."""
 
-DECIDES_BUT_NOT_IN_KEY_YET: dict[str, dict[str, Any]] = {
-    # Whether the upstream router sent a rank decides whether the sidecar places (`router-rank-kept`); which
-    # rank does not. The key is to hold whether there is one.
-    "hints.dp_rank": {"router_rank": None},
-}
-"""Known gaps. Empty this, and add nothing."""
-
 NOT_FILLED_IN = {
     # The stream's hello names the worker.
     "worker_id",
@@ -100,7 +97,7 @@ NOT_FILLED_IN = {
 }
 """Fields that the client leaves unset."""
 
-LISTS = {**IN_KEY, **DOES_NOT_DECIDE, **HOLDS_FOR_ONE_REQUEST, **DECIDES_BUT_NOT_IN_KEY_YET}
+LISTS = {**IN_KEY, **DOES_NOT_DECIDE, **HOLDS_FOR_ONE_REQUEST}
 
 
 def walk_leaves(message: Descriptor, prefix: str = "") -> Iterator[str]:
@@ -130,9 +127,9 @@ def build(instance_id: str = "engine", known_rank: int = 0, **changes: Any) -> P
 
 
 def encode(pending: PendingRequest) -> service_pb2.EnrichRequest:
-    message = service_pb2.EnrichRequest()
-    _codec.fill_request(message, pending)
-    return message
+    item = service_pb2.EnrichItem()
+    _codec.fill_item(item, pending)
+    return item.request
 
 
 def read_leaf(message: Message, path: str) -> object:
@@ -162,7 +159,7 @@ def list_changed(one: service_pb2.EnrichRequest, other: service_pb2.EnrichReques
 @pytest.mark.parametrize("path", LEAVES)
 def test_every_field_of_a_request_is_on_one_list(path: str) -> None:
     """A new field fails here: does the sidecar decide by it?"""
-    lists = (IN_KEY, DOES_NOT_DECIDE, HOLDS_FOR_ONE_REQUEST, DECIDES_BUT_NOT_IN_KEY_YET, NOT_FILLED_IN)
+    lists = (IN_KEY, DOES_NOT_DECIDE, HOLDS_FOR_ONE_REQUEST, NOT_FILLED_IN)
     assert sum(path in names for names in lists) == 1
 
 
@@ -189,14 +186,19 @@ async def test_a_field_that_changes_in_a_conversation_is_not_in_the_key(path: st
     assert base.key == changed.key
 
 
-@pytest.mark.parametrize("path", DECIDES_BUT_NOT_IN_KEY_YET)
-async def test_a_known_gap_is_still_one(path: str) -> None:
-    """Move it to IN_KEY once this fails."""
-    base, changed = build(), build(**DECIDES_BUT_NOT_IN_KEY_YET[path])
-    assert list_changed(encode(base), encode(changed)) == [path]
-    assert base.key == changed.key
-
-
 async def test_which_rank_the_router_sent_is_not_in_the_key() -> None:
     """It changes with each request, and only whether there is one decides."""
     assert build(router_rank=0).key == build(router_rank=1).key
+
+
+async def test_a_member_of_baggage_that_the_policy_names_is_in_the_key() -> None:
+    first, second = (build(headers={"h": "1", "baggage": f"session.id={name}"}) for name in ("s1", "s2"))
+    assert list_changed(encode(first), encode(second)) == ["identity.headers"]
+    assert first.key != second.key
+
+
+async def test_another_member_of_baggage_is_neither_sent_nor_in_the_key() -> None:
+    """Tracers write some that change with each request."""
+    first, second = (build(headers={"h": "1", "baggage": f"session.id=s1,trace={n}"}) for n in (1, 2))
+    assert list_changed(encode(first), encode(second)) == []
+    assert first.key == second.key

@@ -79,16 +79,20 @@ def build_request(
 
 
 def build_pending(
-    facts: RequestFacts | None = None, engine: EngineProfile = ENGINE, policy: ClientPolicy | None = None
+    facts: RequestFacts | None = None,
+    engine: EngineProfile = ENGINE,
+    policy: ClientPolicy | None = None,
+    applied: Decision | None = None,
 ) -> PendingRequest:
-    """A request that was submitted just now, in the running loop."""
+    """A request that was submitted just now, in the running loop; one that is not applied is waited for."""
     loop = asyncio.get_running_loop()
     return PendingRequest(
         facts or RequestFacts(phase=Phase.PREFILL),
         engine,
         policy or ClientPolicy(),
-        loop.create_future(),
         loop.time(),
+        reply=loop.create_future() if applied is None else None,
+        applied=applied,
     )
 
 

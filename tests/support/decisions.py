@@ -9,7 +9,7 @@ from routing_hints.metrics import Metric, MetricStore
 from routing_hints.v1 import service_pb2
 from routing_hints.vocabulary import FinishOutcome, Phase
 from sidecar.decision.service import Decided, DecisionService, Item
-from sidecar.model import Explanation, FinishReport
+from sidecar.model import Applied, Explanation, FinishReport
 from sidecar.telemetry import metrics
 from sidecar.wire.request_codec import decode_request
 from sidecar.wire.response_codec import serialize_decision
@@ -31,23 +31,38 @@ class DecisionHarness:
         self.policy = compile_yaml(policy)
         self.store = MetricStore(metrics.TABLE)
         self.pauses: list[Phase] = []
+        self.generation_changes: list[str | None] = []
+        self.ended: list[str] = []
         self.service = DecisionService(
             lambda: self.policy,
             self.store,
             serialize_decision,
             clock=lambda: self.now_s,
             wall_clock=lambda: self.now_s,
-            on_pause=self.pauses.append,
+            on_pause=lambda key: self.pauses.append(key.phase),
+            on_generation=self.generation_changes.append,
+            on_ended=self.ended.append,
         )
         self._seqs = count(1)
 
-    def decide(self, message: service_pb2.EnrichRequest, item: Item | None = None) -> Decided:
+    def decide(
+        self,
+        message: service_pb2.EnrichRequest,
+        item: Item | None = None,
+        applied: Applied | None = None,
+    ) -> Decided:
         """Decides about a request; without an item no finish report will follow."""
-        return self.service.decide(*decode_request(message, worker_id=WORKER_ID), item)
+        return self.service.decide(*decode_request(message, worker_id=WORKER_ID), item, applied)
 
-    def decide_on_stream(self, message: service_pb2.EnrichRequest) -> Decided:
+    def decide_on_stream(self, message: service_pb2.EnrichRequest, applied: Applied | None = None) -> Decided:
         """Decides about a request whose finish report will follow."""
-        return self.decide(message, (1, next(self._seqs)))
+        return self.decide(message, (1, next(self._seqs)), applied)
+
+    def reuse(self, message: service_pb2.EnrichRequest, decided: Decided, **changes: Any) -> Decided:
+        """Decides about a request to which its client applied an earlier decision."""
+        decision = decided.decision
+        applied = Applied(decision.directive, decision.dp_rank, decided.decision_id)
+        return self.decide_on_stream(message, applied._replace(**changes))
 
     def explain(self, message: service_pb2.EnrichRequest) -> Explanation:
         """Explains the decision about a request."""

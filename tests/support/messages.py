@@ -59,6 +59,14 @@ def make_batch(*requests: service_pb2.EnrichRequest, first_seq: int = 1) -> serv
     return service_pb2.EnrichStreamRequest(items=items)
 
 
+def make_applied(decision: service_pb2.EnrichResponse, **fields: Any) -> service_pb2.AppliedDecision:
+    """What a client states that has applied a remembered decision, unless `fields` say otherwise."""
+    defaults: dict[str, Any] = {"directive": decision.rank_directive, "decision_id": decision.decision_id}
+    if decision.hints.HasField("dp_rank"):
+        defaults["dp_rank"] = decision.hints.dp_rank
+    return service_pb2.AppliedDecision(**{**defaults, **fields})
+
+
 def make_finish(decision: service_pb2.EnrichResponse, **fields: Any) -> service_pb2.Finish:
     """The report that a prefill request ended as it was decided, unless `fields` say otherwise."""
     defaults: dict[str, Any] = {
@@ -111,19 +119,25 @@ class WorkerStream:
         *requests: service_pb2.EnrichRequest,
         finishes: Iterable[service_pb2.Finish] = (),
         engines: Iterable[types_pb2.EngineProfile] = (),
+        applied: service_pb2.AppliedDecision | None = None,
     ) -> list[service_pb2.EnrichResult]:
-        """Sends one message of at least one request; returns the results in the order of the requests."""
+        """Sends one message of at least one request; returns the results in the order of the requests.
+
+        Where something is applied, it is to each of the requests.
+        """
         message = make_batch(*requests, first_seq=self._last_seq + 1)
+        for item in message.items:
+            if applied is not None:
+                item.applied.CopyFrom(applied)
         self._last_seq += len(requests)
         message.finishes.extend(finishes)
         message.engines.extend(engines)
         await self.call.write(message)
         response = await self.call.read()
-        while not response.results:  # a policy that was pushed in between
-            self.policy = response.policy
+        self._note_policy(response)
+        while not response.results:  # what was pushed in between
             response = await self.call.read()
-        if response.HasField("policy"):
-            self.policy = response.policy
+            self._note_policy(response)
         results = sorted(response.results, key=lambda result: result.seq)
         assert [result.seq for result in results] == [item.seq for item in message.items]
         return results
@@ -138,6 +152,10 @@ class WorkerStream:
         results = await self.exchange(*requests, finishes=finishes, engines=engines)
         assert [result.error for result in results if result.HasField("error")] == []
         return [result.response for result in results]
+
+    def _note_policy(self, response: service_pb2.EnrichStreamResponse) -> None:
+        if response.HasField("policy"):
+            self.policy = response.policy
 
     async def finish(self, *finishes: service_pb2.Finish) -> None:
         """Sends finish reports alone; nothing responds to them."""

@@ -37,7 +37,12 @@ class PlacementHarness:
         self.settings = replace(SETTINGS, **settings)
         self.store = MetricStore(metrics.TABLE)
         self.pauses: list[Phase] = []
-        self.placement = Placement(lambda: self.now_s, self.store, lambda: self.settings, self.pauses.append)
+        self.placement = Placement(
+            lambda: self.now_s,
+            self.store,
+            lambda: self.settings,
+            lambda key: self.pauses.append(key.phase),
+        )
 
     def try_place(
         self,

@@ -62,7 +62,9 @@ def decide_in_process(row: dict[str, Any]) -> FakeClient:
         serialize_decision,
         clock=time.monotonic,
         wall_clock=time.time,
-        on_pause=lambda phase: None,
+        on_pause=lambda key: None,
+        on_generation=lambda worker_id: None,
+        on_ended=lambda conversation: None,
     )
     enricher = Enricher(service, store, tracer=None)
     policy = _codec.decode_policy(encode_client_policy(holder.current.view))

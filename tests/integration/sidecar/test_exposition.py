@@ -28,6 +28,7 @@ from tests.support.messages import (
     HintsStub,
     OpenChannel,
     WorkerStream,
+    make_applied,
     make_finish,
     make_request,
 )
@@ -79,6 +80,7 @@ class EveryMetricHarness:
         await self.stream.open(PINNING_ENGINE, BALANCING_ENGINE)
         await self._use_ids_once()
         await self._place_and_pin()
+        await self._reuse()
         await self._disobey()
         with pytest.raises(grpc.aio.AioRpcError, match="phase: must be set"):
             await self.hints.Enrich(service_pb2.EnrichRequest())
@@ -109,6 +111,12 @@ class EveryMetricHarness:
                 service_pb2.Finish(local_reason="x" * 257),
             ],
         )
+
+    async def _reuse(self) -> None:
+        (decision,) = await self.stream.enrich(_make_pinned())
+        dropped = service_pb2.DroppedRequests(source_detail=decision.source_detail, count=2)
+        await self.stream.call.write(service_pb2.EnrichStreamRequest(dropped=[dropped]))
+        await self.stream.exchange(_make_pinned(), applied=make_applied(decision))
 
     async def _disobey(self) -> None:
         for number in range(11):
@@ -229,8 +237,15 @@ async def test_a_worker_publishes_every_counter_with_its_own_labels_and_help(sid
             assert sample.name == f"{name}_total"
             assert set(sample.labels) == set(metric.labels)
     assert len({family.documentation for family in families.values()}) == len(families)
-    # These need a sidecar that is late, refuses or is gone for long, or an error of the client's own.
-    unmoved = {"late_decisions", "refused_items", "finishes_lost", "internal_errors"}
+    # These need a sidecar that is late, refuses, corrects or is gone for long, or a client's own error.
+    unmoved = {
+        "late_decisions",
+        "refused_items",
+        "reuse_corrected",
+        "reuse_dropped",
+        "finishes_lost",
+        "internal_errors",
+    }
     assert declared.keys() - families.keys() == {_metrics.TABLE.prefix + name for name in unmoved}
 
 

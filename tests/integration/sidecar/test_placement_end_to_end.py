@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -214,13 +215,18 @@ async def test_a_kill_moves_a_conversation_that_nobody_remembers_at_most_once(
     assert sum(fleet.count_moves()) > 0
 
 
+@pytest.mark.parametrize(
+    ("reuse", "origin"), [("max_age_s: 0", Origin.MEMORY), ("max_age_s: 1800", Origin.REUSED)]
+)
 async def test_a_kill_in_the_middle_of_a_turn_moves_nothing_that_the_worker_remembers(
-    start_sidecar_process: Callable[..., SidecarProcess],
+    reuse: str, origin: Origin, start_sidecar_process: Callable[..., SidecarProcess], tmp_path: Path
 ) -> None:
-    """Requests that wait when the sidecar dies are decided from memory, on the same ranks."""
+    """Requests that wait when the sidecar dies, or that reuse a decision, run on the same ranks."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(f"operational: {{reuse: {{{reuse}}}}}")
     with install(RANK_ONLY):
         fleet = ConversationsHarness(FakeLLM(RANK_ONLY, 4), Phase.PREFILL)
-        process = start_sidecar_process()
+        process = start_sidecar_process("--policy", str(policy))
         async with _make_client(process.target) as client:
             await fleet.run_turn(client)
             process.signal(signal.SIGSTOP)
@@ -233,4 +239,4 @@ async def test_a_kill_in_the_middle_of_a_turn_moves_nothing_that_the_worker_reme
             await _await_sidecar(client)
             await fleet.run_turn(client)
     assert fleet.count_moves() == [0] * _CONVERSATIONS
-    assert {plans[1].decision.origin for plans in fleet.plans} == {Origin.MEMORY}
+    assert {plans[1].decision.origin for plans in fleet.plans} == {origin}

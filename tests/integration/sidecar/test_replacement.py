@@ -99,37 +99,64 @@ def start_worker(
         worker.kill()
 
 
+def _write_reuse(folder: Path, max_age_s: int) -> str:
+    path = folder / "policy.yaml"
+    path.write_text(f"operational: {{reuse: {{max_age_s: {max_age_s}}}}}")
+    return str(path)
+
+
 def _check_unaffected(report: Report) -> None:
     assert (report["last_error"], report["moved"], report["without_id"]) == ("", 0, 0)
     assert report["failures"] == 0
 
 
+_WITH_AND_WITHOUT_REUSE = pytest.mark.parametrize(
+    ("max_age_s", "decides", "decides_while_it_hangs"),
+    [(0, "sidecar", "memory"), (1_800, "reused", "reused")],
+    ids=["without reuse", "with reuse"],
+)
+"""While the stream is up, a reused decision waits for no response; without a stream, memory decides."""
+
+
+@_WITH_AND_WITHOUT_REUSE
 def test_a_rolling_replacement_fails_no_request_and_moves_no_conversation(
-    start_sidecar_process: Start, start_worker: Callable[..., WorkerHarness]
+    start_sidecar_process: Start,
+    start_worker: Callable[..., WorkerHarness],
+    tmp_path: Path,
+    max_age_s: int,
+    decides: str,
+    decides_while_it_hangs: str,
 ) -> None:
-    """Three sidecars in turn, each drained by SIGTERM."""
-    sidecar = start_sidecar_process()
+    """Three sidecars in turn, each drained by SIGTERM; a new stream begins without reuse."""
+    policy = _write_reuse(tmp_path, max_age_s)
+    sidecar = start_sidecar_process("--policy", policy)
     worker = start_worker()
     for _ in range(2):
-        worker.await_plans("sidecar", 200)
+        worker.await_plans(decides, 200)
         sidecar.signal(signal.SIGTERM)
         assert sidecar.wait() == 0
         worker.await_plans("memory", 50)
-        sidecar = start_sidecar_process()
-    worker.await_plans("sidecar", 200)
+        sidecar = start_sidecar_process("--policy", policy)
+    worker.await_plans(decides, 200)
     _check_unaffected(worker.stop())
 
 
+@_WITH_AND_WITHOUT_REUSE
 def test_a_killed_and_a_hanging_sidecar_fail_no_request_and_move_no_conversation(
-    start_sidecar_process: Start, start_worker: Callable[..., WorkerHarness]
+    start_sidecar_process: Start,
+    start_worker: Callable[..., WorkerHarness],
+    tmp_path: Path,
+    max_age_s: int,
+    decides: str,
+    decides_while_it_hangs: str,
 ) -> None:
-    sidecar = start_sidecar_process()
+    sidecar = start_sidecar_process("--policy", _write_reuse(tmp_path, max_age_s))
     worker = start_worker()
-    worker.await_plans("sidecar", 200)
+    worker.await_plans(decides, 200)
     sidecar.signal(signal.SIGSTOP)
-    worker.await_plans("memory", 50)
+    worker.await_plans(decides_while_it_hangs, 50)
     sidecar.signal(signal.SIGCONT)
-    worker.await_plans("sidecar", 200)
+    worker.await_plans(decides, 200)
     sidecar.signal(signal.SIGKILL)
     sidecar.wait()
     worker.await_plans("memory", 50)
@@ -148,15 +175,20 @@ def test_the_worker_reports_requests_without_an_id(
     assert report["failures"] == 0
 
 
+@pytest.mark.parametrize(("max_age_s", "decides"), [(0, "sidecar"), (1_800, "reused")])
 @pytest.mark.parametrize("off", ["mode: off", "rollout_percent: 0"])
 def test_switching_affinity_off_in_the_policy_needs_no_restart(
-    start_sidecar_process: Start, start_worker: Callable[..., WorkerHarness], tmp_path: Path, off: str
+    start_sidecar_process: Start,
+    start_worker: Callable[..., WorkerHarness],
+    tmp_path: Path,
+    off: str,
+    max_age_s: int,
+    decides: str,
 ) -> None:
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("operational: {mode: on}")
+    policy = Path(_write_reuse(tmp_path, max_age_s))
     start_sidecar_process("--policy", str(policy))
     worker = start_worker()
-    before = worker.await_plans("sidecar", 200)
+    before = worker.await_plans(decides, 200)
     assert before["without_id"] == 0
     policy.write_text(f"operational: {{{off}}}")
     after = worker.await_report(lambda report: report["without_id"] > 100, "requests without an id")

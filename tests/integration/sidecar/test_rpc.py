@@ -42,6 +42,7 @@ async def test_enrich_responds_with_id_and_directive(hints: HintsStub) -> None:
         source_detail="header:x-session-id",
         placement=types_pb2.PLACEMENT_STATE_NONE,
         conversation_hash=CONVERSATION_HASH,
+        reusable=True,
     )
 
 

@@ -114,6 +114,7 @@ async def test_a_stream_may_end_without_a_message(stream: WorkerStream) -> None:
         (service_pb2.EnrichStreamRequest(engines=[types_pb2.EngineProfile()] * 65), "engines"),
         (service_pb2.EnrichStreamRequest(items=[service_pb2.EnrichItem()] * 4_097), "items"),
         (service_pb2.EnrichStreamRequest(finishes=[service_pb2.Finish()] * 4_097), "finishes"),
+        (service_pb2.EnrichStreamRequest(dropped=[service_pb2.DroppedRequests()] * 257), "dropped"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

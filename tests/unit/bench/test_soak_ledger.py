@@ -19,8 +19,8 @@ NAMED = build_decision(RankDirective.WITHHOLD, SESSION)
 NAMELESS = build_decision(RankDirective.FORWARD)
 
 
-def from_client(decision: Decision, **fields: Any) -> Decision:
-    return replace(decision, origin=Origin.MEMORY, **fields)
+def from_client(decision: Decision, origin: Origin = Origin.MEMORY, **fields: Any) -> Decision:
+    return replace(decision, origin=origin, **fields)
 
 
 def note(ledger: Ledger, *decisions: Decision, is_structured: bool = False) -> Ledger:
@@ -55,10 +55,11 @@ def test_id_of_another_conversation_is_wrong() -> None:
     assert (note(Ledger(), replace(NAMED, conversation_id="conversation-0002"))).wrong_ids == 1
 
 
-def test_rank_from_memory_that_was_not_decided_has_moved() -> None:
+@pytest.mark.parametrize("origin", [Origin.MEMORY, Origin.REUSED])
+def test_rank_from_memory_that_was_not_decided_has_moved(origin: Origin) -> None:
     """The sidecar may move a conversation, the client may not."""
-    assert (note(Ledger(), PLACED, from_client(PLACED, dp_rank=3))).moved_ranks == 1
-    assert (note(Ledger(), PLACED, from_client(PLACED))).moved_ranks == 0
+    assert (note(Ledger(), PLACED, from_client(PLACED, origin, dp_rank=3))).moved_ranks == 1
+    assert (note(Ledger(), PLACED, from_client(PLACED, origin))).moved_ranks == 0
     assert (note(Ledger(), PLACED, replace(PLACED, dp_rank=3))).moved_ranks == 0
 
 

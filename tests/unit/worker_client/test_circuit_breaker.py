@@ -15,33 +15,33 @@ def breaker() -> CircuitBreaker:
 
 
 def test_it_opens_once_the_first_request_waits_for_longer_than_any_may(breaker: CircuitBreaker) -> None:
-    breaker.record_submitted(10.0)
-    breaker.record_submitted(10.15)
+    breaker.record_written(10.0)
+    breaker.record_written(10.15)
     assert not breaker.is_unresponsive(10.2)
     assert not breaker.is_unresponsive(10.25)  # the first probe
     assert breaker.is_unresponsive(10.26)
 
 
 def test_one_request_a_second_is_sent_while_it_is_open(breaker: CircuitBreaker) -> None:
-    breaker.record_submitted(10.0)
+    breaker.record_written(10.0)
     times_s = [11.0 + tenths / 10 for tenths in range(35)]
     sent_s = [now_s for now_s in times_s if not breaker.is_unresponsive(now_s)]
     assert sent_s == [11.0, 12.0, 13.0, 14.0]
 
 
 def test_any_message_of_the_sidecar_closes_it(breaker: CircuitBreaker) -> None:
-    breaker.record_submitted(10.0)
+    breaker.record_written(10.0)
     breaker.is_unresponsive(11.0)
     assert breaker.is_unresponsive(11.1)
     breaker.record_response()
     assert not breaker.is_unresponsive(11.2)
-    breaker.record_submitted(11.2)
+    breaker.record_written(11.2)
     assert not breaker.is_unresponsive(11.3)
 
 
 def test_it_closes_when_nothing_is_pending(breaker: CircuitBreaker) -> None:
     """Nobody owes a response to what was never sent."""
-    breaker.record_submitted(10.0)
+    breaker.record_written(10.0)
     breaker.record_nothing_pending()
     assert not breaker.is_unresponsive(20.0)
 

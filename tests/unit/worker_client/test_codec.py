@@ -9,7 +9,7 @@ import pytest
 
 from routing_hints.v1 import service_pb2, types_pb2
 from routing_hints.vocabulary import IdScope
-from tests.support.builders import ENGINE, build_pending, build_profile
+from tests.support.builders import ENGINE, PLACE, WITHHOLD, build_decision, build_pending, build_profile
 from tests.support.strategies import Awkward
 from worker_client import (
     AdpRouter,
@@ -26,10 +26,11 @@ from worker_client._codec import (
     decode_policy,
     encode_engine,
     encode_request,
-    fill_request,
+    fill_item,
     name_instance,
 )
 from worker_client._model import ClientPolicy
+from worker_client._pending_request import PendingRequest
 from worker_client._request import AgentContext, RequestFacts, SessionControl
 
 CONVERSATION_ID, AGENT_CONTEXT, SESSION_CONTROL = (
@@ -46,9 +47,13 @@ def encode(facts: RequestFacts, policy: ClientPolicy | None = None) -> service_p
 def encode_for_stream(facts: RequestFacts, known_rank: int | None = None) -> service_pb2.EnrichRequest:
     pending = build_pending(facts)
     pending.known_rank = known_rank
-    message = service_pb2.EnrichRequest()
-    fill_request(message, pending)
-    return message
+    return encode_item(pending).request
+
+
+def encode_item(pending: PendingRequest) -> service_pb2.EnrichItem:
+    item = service_pb2.EnrichItem()
+    fill_item(item, pending)
+    return item
 
 
 def test_a_decision_is_read_field_by_field() -> None:
@@ -62,6 +67,7 @@ def test_a_decision_is_read_field_by_field() -> None:
         conversation_hash="h",
         policy_revision="r",
         notices=["n"],
+        reusable=True,
     )
     assert decode_decision(response) == Decision(
         RankDirective.PLACE,
@@ -76,7 +82,13 @@ def test_a_decision_is_read_field_by_field() -> None:
         "h",
         "r",
         ("n",),
+        reusable=True,
     )
+
+
+def test_a_decision_is_not_reusable_unless_the_sidecar_says_so() -> None:
+    """An older sidecar, which books no load of requests that did not wait, says nothing."""
+    assert not decode_decision(service_pb2.EnrichResponse()).reusable
 
 
 @pytest.mark.parametrize("directive", [0, 4, 99])
@@ -167,6 +179,59 @@ async def test_a_request_of_the_stream_names_its_engine_and_one_without_a_stream
     on_stream, alone = encode_for_stream(facts), encode(facts)
     assert (on_stream.engine_instance, on_stream.HasField("engine")) == ("engine-1", False)
     assert (alone.engine_instance, alone.engine) == ("", encode_engine(ENGINE))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+async def test_an_applied_rank_is_sent_with_the_decision_that_it_is_of(rank: int) -> None:
+    applied = build_decision(PLACE, "c", dp_rank=rank, decision_id="run-1")
+    message = encode_item(build_pending(applied=applied)).applied
+    assert (message.directive, message.decision_id) == (types_pb2.RANK_DIRECTIVE_PLACE, "run-1")
+    assert (message.HasField("dp_rank"), message.dp_rank) == (True, rank)
+
+
+async def test_a_decision_without_a_rank_is_applied_without_one() -> None:
+    applied = build_decision(WITHHOLD, "c", decision_id="run-1")
+    message = encode_item(build_pending(applied=applied)).applied
+    assert message == service_pb2.AppliedDecision(
+        directive=types_pb2.RANK_DIRECTIVE_WITHHOLD, decision_id="run-1"
+    )
+    assert not message.HasField("dp_rank")
+
+
+async def test_a_request_that_waits_has_nothing_applied() -> None:
+    assert not encode_item(build_pending()).HasField("applied")
+
+
+def test_what_reuse_goes_by_is_read_from_the_policy() -> None:
+    message = service_pb2.ClientPolicy(identity_baggage=["session.id"], reuse_generation=7)
+    message.reuse_max_age.FromMilliseconds(1_500)
+    message.valid_until.FromSeconds(1_700_000_000)
+    policy = decode_policy(message)
+    assert (policy.baggage, policy.generation) == (("session.id",), 7)
+    assert (policy.reuse_max_age_s, policy.valid_until_s) == (1.5, 1_700_000_000.0)
+
+
+def test_a_policy_without_them_ends_never_and_lets_nothing_be_reused() -> None:
+    """As an older sidecar sends it."""
+    policy = decode_policy(service_pb2.ClientPolicy())
+    assert (policy.reuse_max_age_s, policy.valid_until_s) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("header", "sent"),
+    [
+        ("session.id=s1,trace=17", {"baggage": "session.id=s1"}),
+        ("trace=17, session.id = s1;p=1 ,user=u", {"baggage": "session.id = s1;p=1,user=u"}),
+        ("trace=17", {}),
+        ("", {}),
+    ],
+)
+def test_only_the_members_of_baggage_that_the_policy_names_are_sent(
+    header: str, sent: dict[str, str]
+) -> None:
+    facts = RequestFacts(headers={"baggage": header})
+    policy = ClientPolicy(baggage=("session.id", "user"))
+    assert dict(encode(facts, policy).identity.headers) == sent
 
 
 def test_per_request_headers_are_sent_beside_those_that_name_the_conversation() -> None:

@@ -125,7 +125,8 @@ async def test_no_message_breaks_the_reader_and_a_request_gets_the_result_of_its
         OnceLogger(),
         get_policy=ClientPolicy,
         on_policy=lambda policy: None,
-        on_decision=lambda pending, decision: None,
+        on_decision=lambda pending, decision, generation: None,
+        on_ended=lambda conversation_hash: None,
     )
     requests = [build_pending() for _ in range(3)]
     with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +137,7 @@ async def test_no_message_breaks_the_reader_and_a_request_gets_the_result_of_its
         await limit("the requests", call.is_sent.wait())
         readable = [message for data in messages if (message := parse(data)) is not None]
         await call.send(*readable)
-        replied = {pending.seq for pending in requests if pending.reply.done()}
+        replied = {pending.seq for pending in requests if pending.is_over}
         await transport.close()
     assert [item.seq for item in call.items] == [1, 2, 3]
     assert replied == {result.seq for message in readable for result in message.results} & {1, 2, 3}

@@ -30,6 +30,8 @@ NAMES = {
     "router_rank_dropped": (),
     "late_decisions": (),
     "refused_items": ("code",),
+    "reuse_corrected": ("what",),
+    "reuse_dropped": ("source",),
     "stream_lost": ("reason",),
     "policies_received": (),
     "finishes_lost": (),

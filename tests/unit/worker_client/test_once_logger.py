@@ -31,6 +31,7 @@ ACTIVE = {
     "phase": "prefill",
     "dialect": "conversation_params",
     "source": "agent_context.session_id",
+    "origin": "sidecar",
     "conversation_id_set": True,
     "attention_dp_rank_forced": False,
     "policy_revision": "r1",

@@ -21,8 +21,7 @@ async def reply_after_turns(pending: PendingRequest, turns: int) -> None:
     """Replies once the loop has turned so often, as gRPC needs some turns to hand a message over."""
     for _ in range(turns):
         await asyncio.sleep(0)
-    if not pending.reply.done():
-        pending.reply.set_result(DECISION)
+    pending.settle(DECISION)
 
 
 async def test_a_decision_that_is_there_when_a_busy_loop_looks_again_is_not_timed_out() -> None:
@@ -52,7 +51,7 @@ async def test_a_cancelled_caller_wants_no_request_sent() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert pending.reply.done()
+    assert pending.is_over
     assert not pending.is_timed_out
 
 

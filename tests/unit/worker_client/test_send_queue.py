@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from routing_hints.metrics import MetricStore
 from routing_hints.v1 import service_pb2
-from tests.support.builders import ENGINE, build_pending, build_profile
+from tests.support.builders import ENGINE, WITHHOLD, build_decision, build_pending, build_profile
 from worker_client import EngineProfile, _metrics
 from worker_client._model import ClientPolicy
 from worker_client._pending_request import PendingRequest
@@ -16,6 +16,7 @@ from worker_client._request import RequestFacts
 from worker_client._send_queue import MAX_FINISHES, MAX_WAITING, SendQueue
 
 POLICY = ClientPolicy()
+APPLIED = build_decision(WITHHOLD, "c", reusable=True)
 
 
 @dataclass
@@ -43,6 +44,13 @@ class QueueHarness:
             self.queue.next_batch(POLICY)
         return requests
 
+    def send_one(self) -> PendingRequest:
+        """A request that was sent."""
+        pending = build_pending()
+        assert self.queue.add_request(pending)
+        self.queue.next_batch(POLICY)
+        return pending
+
     def add_finish(self, pending: PendingRequest, number: int) -> None:
         finish = service_pb2.Finish(request_id=str(number))
         self.queue.add_finish(pending, finish, is_stream_up=True)
@@ -67,7 +75,7 @@ async def test_a_request_that_nobody_waits_for_gives_up_its_place(harness: Queue
     """A sidecar that responds to some requests only does not stop the others in the end."""
     requests = harness.fill()
     for timed_out in requests[1:]:
-        timed_out.reply.set_result(None)
+        timed_out.settle(None)
     assert harness.queue.add_request(build_pending())
     assert harness.queue.take(requests[1].seq) is None
     assert harness.queue.take(requests[0].seq) is requests[0]
@@ -75,15 +83,15 @@ async def test_a_request_that_nobody_waits_for_gives_up_its_place(harness: Queue
 
 async def test_finish_reports_go_out_before_the_requests_that_came_after_them(harness: QueueHarness) -> None:
     """A request is decided by the load that they free, so they must not wait for a later message."""
-    submitted = build_pending()
+    sent = harness.send_one()
     for number in range(200):
-        harness.add_finish(submitted, number)
+        harness.add_finish(sent, number)
     batch = harness.send(ENGINE)
     assert (len(batch.items), len(batch.finishes)) == (1, 200)
 
 
 async def test_a_flood_of_finish_reports_is_bounded_and_the_oldest_are_lost(harness: QueueHarness) -> None:
-    pending = build_pending()
+    pending = harness.send_one()
     for number in range(MAX_FINISHES + 3):
         harness.add_finish(pending, number)
     finishes = harness.queue.finishes
@@ -92,12 +100,12 @@ async def test_a_flood_of_finish_reports_is_bounded_and_the_oldest_are_lost(harn
 
 
 async def test_finish_reports_that_could_not_be_sent_are_sent_first(harness: QueueHarness) -> None:
-    pending = build_pending()
+    pending = harness.send_one()
     for number in range(300):
         harness.add_finish(pending, number)
     lost = harness.queue.next_batch(POLICY)
     assert len(lost.finishes) == 256
-    harness.queue.put_back(lost.finishes)
+    harness.queue.put_back(lost)
     sent = [finish.request_id for _ in range(2) for finish in harness.queue.next_batch(POLICY).finishes]
     assert sent == [str(number) for number in range(300)]
     assert _metrics.read_stats(harness.store) == {}
@@ -106,15 +114,86 @@ async def test_finish_reports_that_could_not_be_sent_are_sent_first(harness: Que
 async def test_a_finish_report_names_its_item_on_the_stream_that_the_item_was_sent_on(
     harness: QueueHarness,
 ) -> None:
-    sent = build_pending()
-    harness.queue.add_request(sent)
-    harness.queue.next_batch(POLICY)
+    sent = harness.send_one()
     harness.add_finish(sent, 0)
     assert [finish.seq for finish in harness.queue.finishes] == [sent.seq]
     harness.queue.end_stream()
     harness.queue.begin_stream()
     harness.add_finish(sent, 1)
     assert [finish.seq for finish in harness.queue.finishes] == [0, 0]
+
+
+async def test_a_finish_report_that_comes_before_its_item_is_sent_in_a_later_message(
+    harness: QueueHarness,
+) -> None:
+    """The sidecar takes the finish reports of a message before its items."""
+    applied = build_pending(applied=APPLIED)
+    harness.queue.add_request(applied)
+    harness.add_finish(applied, 7)
+    first, second = harness.queue.next_batch(POLICY), harness.queue.next_batch(POLICY)
+    assert ([item.seq for item in first.items], list(first.finishes)) == ([1], [])
+    assert [(finish.request_id, finish.seq) for finish in second.finishes] == [("7", 1)]
+
+
+async def test_an_applied_request_without_room_is_reported_as_dropped_by_its_carrier(
+    harness: QueueHarness,
+) -> None:
+    harness.fill()
+    for _ in range(2):
+        assert not harness.queue.add_request(build_pending(applied=APPLIED))
+    message = harness.queue.next_batch(POLICY)
+    assert [(dropped.source_detail, dropped.count) for dropped in message.dropped] == [
+        ("agent_context.session_id", 2)
+    ]
+    assert _metrics.read_stats(harness.store) == {"reuse_dropped": {"agent_context": 2}}
+
+
+async def test_dropped_requests_are_reported_again_where_their_message_could_not_be_sent(
+    harness: QueueHarness,
+) -> None:
+    harness.fill()
+    harness.queue.add_request(build_pending(applied=APPLIED))
+    harness.queue.put_back(harness.queue.next_batch(POLICY))
+    harness.queue.add_request(build_pending(applied=APPLIED))
+    assert [dropped.count for dropped in harness.queue.next_batch(POLICY).dropped] == [2]
+
+
+async def test_dropped_requests_of_more_carriers_than_a_message_may_name_are_reported_in_the_next_one(
+    harness: QueueHarness,
+) -> None:
+    harness.fill()
+    for number in range(257):
+        harness.queue.add_request(build_pending(applied=replace(APPLIED, source_detail=f"header:x-{number}")))
+    assert [len(harness.queue.next_batch(POLICY).dropped) for _ in range(3)] == [256, 1, 0]
+
+
+async def test_a_request_that_waited_in_vain_for_room_is_not_reported_as_dropped(
+    harness: QueueHarness,
+) -> None:
+    """Nothing that the sidecar decides was applied to it."""
+    harness.fill()
+    assert not harness.queue.add_request(build_pending())
+    assert list(harness.queue.next_batch(POLICY).dropped) == []
+
+
+async def test_a_dropped_request_has_no_finish_report(harness: QueueHarness) -> None:
+    """It has no item, so its report would free nothing."""
+    harness.fill()
+    dropped = build_pending(applied=APPLIED)
+    harness.queue.add_request(dropped)
+    harness.add_finish(dropped, 0)
+    assert list(harness.queue.next_batch(POLICY).finishes) == []
+
+
+async def test_an_applied_request_that_the_lost_stream_did_not_take_is_reported_on_the_next_one(
+    harness: QueueHarness,
+) -> None:
+    harness.queue.add_request(build_pending(applied=APPLIED))
+    harness.queue.end_stream()
+    harness.queue.release_all()
+    harness.queue.begin_stream()
+    message = harness.queue.next_batch(POLICY)
+    assert (len(message.items), [dropped.count for dropped in message.dropped]) == (0, [1])
 
 
 async def test_an_engine_is_sent_with_its_first_request_of_a_stream_only(harness: QueueHarness) -> None:
@@ -169,7 +248,7 @@ async def test_a_request_whose_engine_the_sidecar_lacks_is_sent_again_once_with_
 async def test_a_request_that_nobody_waits_for_is_not_sent_again(harness: QueueHarness) -> None:
     harness.send(ENGINE)
     gone = build_pending()
-    gone.reply.set_result(None)
+    gone.settle(None)
     assert not harness.queue.resend_with_engine(gone)
 
 
@@ -179,7 +258,7 @@ async def test_the_engine_of_a_refused_request_that_nobody_waits_for_is_sent_wit
     """Otherwise a sidecar that is slower than every deadline lacks the engine for ever."""
     harness.send(ENGINE)
     timed_out = build_pending()
-    timed_out.reply.set_result(None)
+    timed_out.settle(None)
     harness.queue.resend_with_engine(timed_out)
     assert list_instances(harness.send(ENGINE)) == ["engine-1"]
 
@@ -193,7 +272,7 @@ async def test_a_request_that_can_not_be_encoded_is_released_and_harms_no_other(
         harness.queue.add_request(pending)
     batch = harness.queue.next_batch(POLICY)
     assert [item.seq for item in batch.items] == [pending.seq for pending in others]
-    assert unencodable.reply.result() is None
+    assert unencodable.is_over
     assert not unencodable.is_sent
     assert [type(error) for error in harness.errors] == [UnicodeEncodeError]
 
