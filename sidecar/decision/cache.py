@@ -11,9 +11,9 @@ from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from routing_hints.vocabulary import RankDirective
-from sidecar.decision.decide import decide, depends_on_request
+from sidecar.decision.decide import decide
 from sidecar.model import Decision, Engine, IdentityReader, Request
-from sidecar.policy.compiled import CompiledPolicy
+from sidecar.policy.compiled import ROLLOUT_BUCKETS, CompiledPolicy
 
 MAX_REMEMBERED = 4_096
 """Subjects whose decisions are kept; the one used longest ago is forgotten first."""
@@ -79,7 +79,9 @@ class DecisionCache:
         decision = decide(request._replace(identity=identity.read()), policy, suspended)
         is_placed = decision.directive is RankDirective.PLACE
         remembered = Remembered(decision, b"" if is_placed else self._serialize(decision))
-        if subject is not None and not depends_on_request(decision, policy, suspended):
+        # Without a reusable id, a rollout goes by the request's own.
+        depends_on_request = policy.rollout_buckets < ROLLOUT_BUCKETS and not decision.reusable
+        if subject is not None and not depends_on_request:
             self._remembered[subject] = remembered
             if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)

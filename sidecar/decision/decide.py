@@ -163,9 +163,3 @@ def _choose_affinity_key(
 
 def _name_parent(claim: Claim, tenant: str, policy: CompiledPolicy) -> ConversationId:
     return make_conversation_id(claim.parent_id, tenant, policy.identity.naming, claim.run_id)
-
-
-def depends_on_request(decision: Decision, policy: CompiledPolicy, suspended: Set[str]) -> bool:
-    """Returns whether a decision holds for one request only: a rollout goes by its id if it has no other."""
-    has_id = decision.conversation_hash and decision.source_detail not in suspended
-    return policy.rollout_buckets < ROLLOUT_BUCKETS and not has_id

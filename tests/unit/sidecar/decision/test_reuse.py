@@ -21,6 +21,14 @@ def other_rank(rank: int | None) -> int:
     return (rank + 1) % 4
 
 
+def decide_new_conversations(harness: DecisionHarness, cohort: int) -> None:
+    """Fills one cohort of the single-use guard."""
+    harness.now_s = 301.0 * cohort
+    for number in range(120):
+        name = f"conversation-{cohort}-{number:04}"
+        harness.decide(make_request(name, engine=PINNING_ENGINE, request_id=name))
+
+
 @pytest.mark.parametrize("engine", [PINNING_ENGINE, BALANCING_ENGINE])
 def test_decision_about_a_named_conversation_is_reusable(engine: types_pb2.EngineProfile) -> None:
     assert DecisionHarness().decide(make_request(engine=engine)).decision.reusable
@@ -151,10 +159,7 @@ def test_pause_and_its_end_raise_the_generation_of_that_worker_alone() -> None:
 def test_suspending_a_carrier_raises_the_generation_of_all_workers_at_once() -> None:
     harness = DecisionHarness("operational: {single_use_guard: enforce}")
     for cohort in range(3):
-        harness.now_s = 301.0 * cohort
-        for number in range(120):
-            name = f"conversation-{cohort}-{number:04}"
-            harness.decide(make_request(name, engine=PINNING_ENGINE, request_id=name))
+        decide_new_conversations(harness, cohort)
     assert harness.generation_changes == [None]
 
 
@@ -187,10 +192,7 @@ def test_record_shows_what_was_applied_and_whether_that_was_right() -> None:
 def test_cohort_that_lost_requests_is_not_judged() -> None:
     harness = DecisionHarness("operational: {single_use_guard: enforce}")
     for cohort in range(3):
-        harness.now_s = 301.0 * cohort
-        for number in range(120):
-            name = f"conversation-{cohort}-{number:04}"
-            harness.decide(make_request(name, engine=PINNING_ENGINE, request_id=name))
+        decide_new_conversations(harness, cohort)
         if cohort == 0:
             harness.service.record_dropped("header:x-session-id", 7)
     assert harness.read_total(metrics.SINGLE_USE_REPORTS) == 0
